@@ -1,0 +1,21 @@
+"""The one error tree of the project, and the exit codes that schedulers rely on.
+
+Promise: everything a user can cause is a :class:`UserError` and reaches them as one line
+(what, where, what to do) with exit code 2. Anything else keeps its traceback.
+"""
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+class ResiHPError(Exception):
+    """Root of every error that this project raises on purpose."""
+
+
+class UserError(ResiHPError, ValueError):
+    """Bad input from the user: flags, files, layouts. Shown as one line, exit code 2."""
+
+
+class UpstreamDriftError(ResiHPError):
+    """The installed Megatron or torch does not look as a patch assumes; names symbol and version."""
