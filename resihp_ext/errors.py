@@ -16,6 +16,9 @@ class ResiHPError(Exception):
 class UserError(ResiHPError, ValueError):
     """Bad input from the user: flags, files, layouts. Shown as one line, exit code 2."""
 
+    local = False
+    """Whether only the rank that raised it can know: then that rank prints it, whichever it is."""
+
 
 class UpstreamDriftError(ResiHPError):
-    """The installed Megatron or torch does not look as a patch assumes; names symbol and version."""
+    """The installed Megatron or torch is not what a patch assumes; names symbol and version."""

@@ -1,0 +1,1 @@
+"""The upstream symbols that the CPU device replaces, one module each."""

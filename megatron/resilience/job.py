@@ -1,0 +1,166 @@
+"""One rank of a training job: everything that ``megatron.training.pretrain`` is handed.
+
+Built before training starts, so that what is wrong is said before the first collective; owns what
+has to be closed afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.resilience.data.preflight import check_data, check_packing
+from megatron.resilience.device.choose import Device, choose_device
+from megatron.resilience.model import initial_weights, packed_rotary
+from megatron.resilience.model.layers import layer_spec
+from megatron.resilience.patches import PatchSet
+from megatron.resilience.patches.training_log import Iteration
+from megatron.resilience.preset import read_preset, with_defaults
+from megatron.resilience.settings import Settings, add_our_flags
+from megatron.resilience.upstream import arguments, parallel
+from megatron.resilience.upstream.batch import MicroBatch
+from megatron.resilience.upstream.datasets import DatasetProvider
+from megatron.resilience.upstream.forward import ForwardStep
+from megatron.resilience.upstream.origin import require_wheel
+from megatron.resilience.upstream.resume import job_store, resolve_load
+from resihp_ext.environment import RankEnvironment
+from resihp_ext.events import Event, EventLog
+
+
+class Job:
+    """What one rank trains, with what, on what."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Prepares a job from a command line whose presets are already resolved.
+
+        Raises:
+            UserError: anything that the user has to change; nothing was started.
+            UpstreamDriftError: the installed Megatron is not one that the patches know.
+        """
+        require_wheel()
+        self.rank = RankEnvironment.from_environ(os.environ)
+        self.patches = PatchSet()
+        self.device = _choose_device(argv)
+        self.patches.apply_for(self.device.kind)
+        self.args = arguments.parse(_with_device_preset(argv, self.device), add_our_flags)
+        self.settings = Settings.from_namespace(self.args)
+        check_packing(self.args, self.settings.data)
+        check_data(self.args)
+        self.store = job_store(self.rank)
+        resolve_load(self.args, self.settings.checkpoint, self.store, self.rank)
+        self.model_config, self.config = arguments.configurations(self.args)
+        self.models: list[torch.nn.Module] = []
+        self._customise_model()
+        self.datasets = DatasetProvider(packed=self.settings.data.packed_sequences)
+        self.forward_step = ForwardStep(self._torch_device(), self._on_micro_batch)
+        self._segments: list[list[int] | None] = []
+        self.events = self._open_events()
+        self.patches.training_log.observer = self._on_iteration
+        if self.rank.rank == 0:
+            print(self.device.banner, flush=True)
+
+    def close(self) -> None:
+        """Ends the job after training: final event, process groups, patches."""
+        if self.events is not None:
+            self.events.write(Event.JOB_END, step=int(self.args.iteration))
+            self.events.close()
+        if torch.distributed.is_initialized():
+            # Without the barrier a fast rank closes its sockets under a slower one's last message.
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+        self.patches.undo_all()
+
+    def _torch_device(self) -> torch.device:
+        if self.device.kind == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", self.rank.local_rank % torch.cuda.device_count())
+
+    def _customise_model(self) -> None:
+        """Puts our layers and initial weights in, through upstream's own seams."""
+        config = self.model_config
+        hooks = config.pre_wrap_hooks
+        if self.args.transformer_impl == "local" and self.args.spec is None:
+
+            def spec(model_config: Any, vp_stage: int | None = None) -> Any:
+                return layer_spec(model_config, vp_stage, pp_rank=parallel.place().stage)
+
+            config.transformer_layer_spec = spec
+            hooks.append(packed_rotary.install)
+        if self.settings.initial_weights.initial_weights == "logical":
+            hooks.append(functools.partial(initial_weights.initialise, seed=self.args.seed))
+        config.post_wrap_hooks.append(self._keep_models)
+
+    def _keep_models(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
+        self.models = models
+        if self.events is not None and self.rank.rank == 0:
+            self.events.write(Event.JOB_START, step=0, **self._description())
+        return models
+
+    def _description(self) -> dict[str, Any]:
+        versions = {name: importlib.metadata.version(name) for name in ("megatron-core", "torch")}
+        return {
+            "device": asdict(self.device),
+            "versions": versions,
+            "layout": parallel.parallel_sizes(),
+            "world_size": self.rank.world_size,
+        }
+
+    def _open_events(self) -> EventLog | None:
+        if not self.settings.resilience.resilience:
+            return None
+        return EventLog(resilience_dir(self.settings, self.args), rank=self.rank.rank)
+
+    def _on_micro_batch(self, batch: MicroBatch) -> None:
+        self._segments.append(batch.segments)
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        segments, self._segments = self._segments, []
+        if self.events is None:
+            return
+        here = parallel.place()
+        if here.tp_rank == 0 and here.stage == here.stages - 1:
+            tokens = self.args.micro_batch_size * self.args.seq_length
+            micro_batches = [{"tokens": tokens, "segments": lengths} for lengths in segments]
+            self.events.write(
+                Event.MICRO_BATCHES,
+                step=iteration.step,
+                replica=here.replica,
+                micro_batches=micro_batches,
+            )
+        # The last rank holds the loss, and is the one that upstream logs from.
+        if self.rank.rank == self.rank.world_size - 1:
+            fields = asdict(iteration)
+            self.events.write(Event.ITERATION, step=fields.pop("step"), **fields)
+
+
+def resilience_dir(settings: Settings, args: argparse.Namespace) -> Path:
+    """Where events, receipts and plans go: the flag, else beside ``--save``, else here."""
+    chosen = settings.resilience.resilience_dir
+    if chosen is not None:
+        return Path(chosen)
+    return Path(args.save).parent / "resilience" if args.save else Path("resilience")
+
+
+def _choose_device(argv: Sequence[str]) -> Device:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = arguments.refuse  # type: ignore[method-assign]
+    add_our_flags(parser)
+    known, _ = parser.parse_known_args(list(argv))
+    count = torch.cuda.device_count()
+    return choose_device(
+        Settings.from_namespace(known).device,
+        gpu_count=count,
+        gpu_name=torch.cuda.get_device_name(0) if count else "",
+    )
+
+
+def _with_device_preset(argv: Sequence[str], device: Device) -> list[str]:
+    return with_defaults(read_preset("cpu"), argv) if device.kind == "cpu" else list(argv)

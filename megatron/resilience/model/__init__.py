@@ -1,0 +1,1 @@
+"""Modules of our own inside Megatron's layers, and the weights a model starts from."""

@@ -1,0 +1,69 @@
+"""The first steps of a process and its last one: environment, command line, exit code.
+
+Imports neither torch nor Megatron: what stands in the environment must stand there before they are
+imported, and a wrong ``--preset`` should not cost ten seconds of imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+from megatron.resilience.device.choose import prepare_environment
+from megatron.resilience.preset import read_preset, split_presets, with_defaults
+from resihp_ext.environment import RankEnvironment
+from resihp_ext.errors import EXIT_OK, EXIT_USAGE, UserError
+
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+def command_line(argv: Sequence[str]) -> list[str]:
+    """Replaces presets by their flags and prepares the environment for the chosen device.
+
+    Raises:
+        UserError: an unknown preset or device.
+    """
+    names, explicit = split_presets(argv)
+    words = explicit
+    for name in reversed(names):
+        words = with_defaults(read_preset(name), words)
+    prepare_environment(cast(Literal["auto", "cpu", "cuda"], _device(words)))
+    return words
+
+
+def _device(words: Sequence[str]) -> str:
+    """The last ``--device`` of a command line; the real parser comes after torch is imported."""
+    device = "auto"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--device":
+            device = following
+        elif word.startswith("--device="):
+            device = word.removeprefix("--device=")
+    if device not in _DEVICES:
+        raise UserError(f"--device {device}: choose one of {', '.join(_DEVICES)}")
+    return device
+
+
+def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
+    """Runs ``main``; a :class:`UserError` becomes one line on stderr and exit code 2.
+
+    What is wrong is wrong on every rank, so the first process of each node speaks for all; an error
+    that only this rank can know (``error.local``) is printed by the rank that met it.
+    """
+    try:
+        main(argv)
+    except UserError as error:
+        if error.local or _speaks():
+            sys.stdout.flush()
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    return EXIT_OK
+
+
+def _speaks() -> bool:
+    try:
+        return RankEnvironment.from_environ(os.environ).local_rank == 0
+    except UserError:
+        return True

@@ -1,0 +1,112 @@
+"""Megatron's arguments: parsed by Megatron, with every mistake of the user as one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron.training import arguments as upstream_arguments
+from megatron.training import get_args
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    pretrain_cfg_container_from_args,
+)
+
+from resihp_ext.errors import UserError
+
+_VOCABULARY_MULTIPLE = 384
+"""128 for the GPU's sake, times 3: the padded vocabulary then divides by every tensor-parallel
+degree that a layout may take later (1, 2, 3, 4, 6, 8, ...), and is the same number for all."""
+
+
+def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Namespace:
+    """Parses and validates a command line, and sets Megatron's global state from it.
+
+    Args:
+        argv: Words of the command line without the program's name.
+        add_flags: Adds our flags to Megatron's parser.
+
+    Raises:
+        UserError: an unknown flag, or values that Megatron refuses.
+    """
+
+    def provide(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        # argparse would print hundreds of lines of usage before the one that matters.
+        parser.error = refuse  # type: ignore[method-assign]
+        return add_flags(parser)
+
+    with _command_line(argv), user_errors("command line"):
+        args = upstream_arguments.parse_and_validate_args(extra_args_provider=provide)
+    if not _gave(argv, "--padded-vocab-size", "--make-vocab-size-divisible-by"):
+        multiple = _VOCABULARY_MULTIPLE
+        args.padded_vocab_size = -(-_vocabulary(args) // multiple) * multiple
+    return args
+
+
+def configurations(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Builds Megatron's model config and the container for ``pretrain``.
+
+    Raises:
+        UserError: values that Megatron refuses, a TP degree that does not divide the heads say.
+    """
+    with user_errors("model"):
+        model = gpt_config_from_args(args)
+        return model, pretrain_cfg_container_from_args(args, model)
+
+
+def current_args() -> argparse.Namespace:
+    """Megatron's global arguments."""
+    return get_args()
+
+
+@contextmanager
+def user_errors(what: str) -> Iterator[None]:
+    """Turns Megatron's refusals (assertions and value errors) into one line each.
+
+    Raises:
+        UserError: instead of AssertionError, ValueError, RuntimeError or TypeError.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (AssertionError, ValueError, RuntimeError, TypeError) as error:
+        text = " ".join(str(error).split()) or _failing_line(error)
+        raise UserError(f"{what}: {text}") from error
+
+
+def _failing_line(error: BaseException) -> str:
+    """The source line of an assertion without a message: all that upstream says."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"Megatron refuses it: {frame.line} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def refuse(message: str) -> NoReturn:
+    """Stands for ``ArgumentParser.error``: one line instead of pages of usage."""
+    raise UserError(f"{' '.join(message.split())}; see --help")
+
+
+def _gave(argv: Sequence[str], *flags: str) -> bool:
+    return any(word.split("=")[0] in flags for word in argv)
+
+
+def _vocabulary(args: argparse.Namespace) -> int:
+    from megatron.training import get_tokenizer
+
+    return int(get_tokenizer().vocab_size)
+
+
+@contextmanager
+def _command_line(argv: Sequence[str]) -> Iterator[None]:
+    """Megatron reads ``sys.argv`` and takes no other list."""
+    before = sys.argv
+    sys.argv = [before[0], *argv]
+    try:
+        yield
+    finally:
+        sys.argv = before

@@ -1,0 +1,42 @@
+"""Pretrains a GPT with Megatron: upstream's entry point plus the flags of this project.
+
+    resihp-run --nproc-per-node 8 pretrain_gpt.py --preset tiny --data-path PREFIX ...
+
+All Megatron flags pass through. ``--help`` lists them, ours under "Resilience", "Packed sequences",
+"Device", "Initial weights" and "Checkpoint safety".
+"""
+
+import time
+
+_PROGRAM_START_S = time.time()
+
+import sys
+from collections.abc import Sequence
+
+from megatron.resilience.start import command_line, run_to_exit_code
+
+
+def main(argv: Sequence[str]) -> None:
+    """Trains as the command line says; runs in every process of the job."""
+    words = command_line(argv)
+
+    # Only now: the environment of the chosen device stands.
+    from megatron.core.enums import ModelType
+    from megatron.training import pretrain, set_startup_timestamps
+
+    from megatron.resilience.job import Job
+
+    set_startup_timestamps(program_start=_PROGRAM_START_S, main_entry=time.time())
+    job = Job(words)
+    pretrain(
+        job.config,
+        job.datasets,
+        ModelType.encoder_or_decoder,
+        job.forward_step,
+        store=job.store,
+    )
+    job.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_to_exit_code(main, sys.argv[1:]))
