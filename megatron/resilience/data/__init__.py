@@ -1,0 +1,1 @@
+"""What the ranks train on: corpora turned into datasets, and datasets turned into samples."""
