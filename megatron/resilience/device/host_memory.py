@@ -1,5 +1,6 @@
 """Resident memory of this process, in bytes: what stands for device memory on a CPU."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -14,3 +15,8 @@ def rss_bytes() -> int:
 def peak_rss_bytes() -> int:
     """Largest resident set so far (Linux counts ``ru_maxrss`` in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def total_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES

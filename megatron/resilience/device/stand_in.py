@@ -12,6 +12,7 @@ Attributes are cached on first use, so a lookup costs the same as on the real mo
 from __future__ import annotations
 
 import functools
+import os
 import time
 import types
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from megatron.resilience.device.host_memory import peak_rss_bytes, rss_bytes
+from megatron.resilience.device.host_memory import peak_rss_bytes, rss_bytes, total_bytes
 
 _FACTORIES = (
     "arange",
@@ -152,6 +153,13 @@ def cpu_cuda(*, available: bool) -> types.ModuleType:
         "device_count": lambda: 1,
         "current_device": lambda: "cpu",
         "get_device_capability": lambda *_a, **_k: (0, 0),
+        "get_device_properties": lambda *_a, **_k: types.SimpleNamespace(
+            name="cpu",
+            major=0,
+            minor=0,
+            total_memory=total_bytes(),
+            multi_processor_count=os.cpu_count(),
+        ),
         "current_stream": lambda *_a, **_k: stream,
         "default_stream": lambda *_a, **_k: stream,
         "stream": lambda chosen: chosen if chosen is not None else stream,

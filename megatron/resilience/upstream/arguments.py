@@ -38,6 +38,7 @@ def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Name
     def provide(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         # argparse would print hundreds of lines of usage before the one that matters.
         parser.error = refuse  # type: ignore[method-assign]
+        sys.argv[1:] = [word for word in sys.argv[1:] if not _negates_switch(parser, word)]
         return add_flags(parser)
 
     with _command_line(argv), user_errors("command line"):
@@ -84,6 +85,18 @@ def _failing_line(error: BaseException) -> str:
     """The source line of an assertion without a message: all that upstream says."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"Megatron refuses it: {frame.line} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def _negates_switch(parser: argparse.ArgumentParser, word: str) -> bool:
+    """Whether ``word`` is ``--no-X`` for a switch ``--X`` that has no ``--no-X`` of its own.
+
+    Such a word only takes ``--X`` out of a preset, which has happened by now.
+    """
+    known = {option: action for action in parser._actions for option in action.option_strings}
+    if word in known or not word.startswith("--no-"):
+        return False
+    switch = known.get(f"--{word.removeprefix('--no-')}")
+    return switch is not None and switch.nargs == 0
 
 
 def refuse(message: str) -> NoReturn:

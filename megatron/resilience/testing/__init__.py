@@ -1,0 +1,1 @@
+"""Whole training jobs inside tests and benchmarks."""
