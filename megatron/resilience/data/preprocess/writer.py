@@ -112,6 +112,8 @@ class DatasetWriter:
                 os.unlink(self._bin)
                 raise
             self._is_published = True
+        # The names are in place; some file systems refuse to sync a directory.
+        with suppress(OSError):
             _sync(os.path.dirname(self._bin) or ".")
 
     def _open(self) -> None:
