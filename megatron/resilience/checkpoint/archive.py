@@ -18,6 +18,14 @@ BUFFER_BYTES = 4 << 20
 """Large enough that per-read costs vanish, small enough to stay in the last-level cache."""
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_SIZE_COUNTS_FROM_BYTES = 12
+_INDEX_ENTRY = struct.Struct("<28x3H12x")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_DIRECTORY_ATTRIBUTE = 0x10
+_KNOWN_FLAGS = 0x808
+"""Name in UTF-8, sizes after the content: what torch sets. Others change how it reads."""
 
 _BROKEN_ZIP = (
     zipfile.BadZipFile,
@@ -133,9 +141,42 @@ def check_archive(
 def _records(window: _Window) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(window) as archive:
-            return archive.infolist()
+            records = archive.infolist()
+            _check_structure(window, len(records), archive.start_dir)
+            return records
     except _BROKEN_ZIP as error:
         raise ArchiveError(f"is damaged: its archive has no readable index ({error})") from None
+
+
+def _check_structure(window: _Window, count: int, index_start: int) -> None:
+    """Check what torch's reader insists on and ``zipfile`` ignores: the index and what follows."""
+    window.seek(-_END.size, io.SEEK_END)
+    end_start = window.tell()
+    end = _END.unpack(window.read(_END.size) or b"")
+    sound = end[1:5] == (0, 0, count, count) and end[7] == 0
+    locator_start = end_start - _LOCATOR64.size
+    window.seek(max(0, locator_start))
+    locator = window.read(_LOCATOR64.size) or b""
+    index_end = end_start
+    if locator.startswith(b"PK\x06\x07"):
+        _, disk, index_end, disks = _LOCATOR64.unpack(locator)
+        window.seek(index_end)
+        end64 = _END64.unpack(window.read(_END64.size) or b"")
+        sound = sound and end64[4:8] == (0, 0, count, count) and end64[9] == index_start
+        sound = sound and end64[1] == _END64.size - _SIZE_COUNTS_FROM_BYTES
+        sound = sound and (disk, disks, index_end + _END64.size) == (0, 1, locator_start)
+    if not sound or _index_end(window, count, index_start) != index_end:
+        raise ArchiveError("is damaged: the end of its archive contradicts its index")
+
+
+def _index_end(window: _Window, count: int, index_start: int) -> int:
+    """Where the index ends by the lengths that its own entries claim."""
+    position = index_start
+    for _ in range(count):
+        window.seek(position)
+        lengths = _INDEX_ENTRY.unpack(window.read(_INDEX_ENTRY.size) or b"")
+        position += _INDEX_ENTRY.size + sum(lengths)
+    return position
 
 
 def _content_start(window: _Window, record: zipfile.ZipInfo) -> int:
@@ -148,6 +189,9 @@ def _content_start(window: _Window, record: zipfile.ZipInfo) -> int:
     name = window.read(name_bytes) or b""
     if name != record.orig_filename.encode("utf-8" if record.flag_bits & 0x800 else "cp437"):
         raise ArchiveError(f"is damaged: record {record.filename!r} has another name in its header")
+    is_directory = record.external_attr & _DIRECTORY_ATTRIBUTE
+    if record.flag_bits & ~_KNOWN_FLAGS or record.volume or is_directory:
+        raise ArchiveError(f"is damaged: record {record.filename!r} has unknown flags")
     if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
         raise ArchiveError(f"is damaged: record {record.filename!r} is marked as compressed")
     return int(record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)

@@ -93,6 +93,16 @@ def iteration_directory(load_directory: Path, iteration: int) -> Path:
     return load_directory / f"iter_{iteration:07d}"
 
 
+def has_traces(load_directory: Path) -> bool:
+    """Whether the directory holds a tracker or a checkpoint that finished writing.
+
+    Raises:
+        UserError: the directory exists but cannot be read.
+    """
+    iterations = list(_iterations(load_directory))
+    return _tracker(load_directory).state != "absent" or _was_ever_saved(load_directory, iterations)
+
+
 def _tracker(load: Path) -> Tracker:
     try:
         return read_tracker(load)
@@ -149,7 +159,7 @@ def _exactly(load: Path, ckpt_step: int, tracker: Tracker, verify: Verify) -> Ch
             "whatever the step; leave --ckpt-step out or correct the tracker"
         )
     directory = iteration_directory(load, ckpt_step)
-    damages = _damages(directory, verify)
+    damages = verify(directory)
     if damages:
         raise UserError(
             f"--ckpt-step {ckpt_step}: {damages[0]}{_more(damages)}; "
@@ -160,7 +170,7 @@ def _exactly(load: Path, ckpt_step: int, tracker: Tracker, verify: Verify) -> Ch
 
 def _release(load: Path, verify: Verify) -> Choice:
     directory = load / RELEASE
-    damages = _damages(directory, verify)
+    damages = verify(directory)
     if damages:
         raise UserError(f"--load: {damages[0]}{_more(damages)}; restore it from a sound copy")
     return Choice(directory=str(directory), iteration=None)
@@ -176,7 +186,7 @@ def _newest_sound(load: Path, tracker: Tracker, iterations: list[int], verify: V
     newest_damage: str | None = None
     for iteration in candidates:
         directory = iteration_directory(load, iteration)
-        damages = _damages(directory, verify)
+        damages = verify(directory)
         if not damages:
             return Choice(
                 directory=str(directory),
@@ -206,25 +216,13 @@ def _candidates(
     newest = tracker.iteration
     notices = [
         f"{iteration_directory(load, iteration)} is newer than {TRACKER_FILE} ({newest}): "
-        "a save that was never finished, ignored"
+        "an unfinished save or a run that was rolled back, ignored"
         for iteration in iterations
         if iteration > newest
     ]
     # The named one comes first even if its directory is gone: that must be reported, not passed by.
     older = [iteration for iteration in iterations if iteration < newest]
     return notices, (newest, *older)
-
-
-def _damages(directory: Path, verify: Verify) -> Sequence[Damage]:
-    if directory.is_dir():
-        return verify(directory)
-    missing = Damage(
-        kind="missing",
-        directory=str(directory.parent),
-        file=directory.name,
-        problem="does not exist",
-    )
-    return (missing,)
 
 
 def _fallback(directory: Path, newest_damage: str | None) -> Iterator[str]:

@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 
 type DamageKind = Literal["missing", "truncated", "content", "unreadable", "inconsistent"]
 
-LONGEST_LINE_CHARACTERS = 600
-"""Longer lines are cut: tensor names and paths come from files that may be corrupt."""
+LONGEST_NAME_CHARACTERS = 255
+LONGEST_PROBLEM_CHARACTERS = 400
+"""Longer texts are cut by whoever makes a finding: names come from files that may be corrupt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,7 @@ class Damage:
         subject = str(Path(self.directory) / self.file)
         if self.tensor is not None:
             subject = f"{subject}: {self.tensor}"
-        line = " ".join(f"{subject} {self.problem}".split())
-        return line[:LONGEST_LINE_CHARACTERS]
+        return " ".join(f"{subject} {self.problem}".split())
 
     def to_json(self) -> dict[str, Any]:
         """Fields as JSON values."""

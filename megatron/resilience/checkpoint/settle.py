@@ -3,7 +3,8 @@
 After falling back to an older checkpoint, two leftovers would bite later: the tracker still names
 the damaged one, and the next save at that iteration would write its shards among the old ones. If
 that save is interrupted, the old ``.metadata`` describes a mixture of two runs in which every
-checksum is right. So damaged directories are renamed and the tracker names what is really used.
+checksum is right. So such directories are renamed and the tracker names what is really used. A
+directory without ``.metadata`` cannot mislead anyone: it stays, and the next save replaces it.
 
 Promise: changes nothing when nothing was skipped and the tracker is right. Never deletes.
 Rank 0 calls it, once, before any rank loads.
@@ -11,7 +12,8 @@ Rank 0 calls it, once, before any rank loads.
 
 from pathlib import Path
 
-from megatron.resilience.checkpoint.choose import Choice
+from megatron.resilience.checkpoint.choose import Choice, iteration_directory
+from megatron.resilience.checkpoint.metadata import METADATA_FILE
 from megatron.resilience.checkpoint.tracker import read_tracker, write_tracker
 from resihp_ext.errors import UserError
 
@@ -21,21 +23,24 @@ SET_ASIDE_SUFFIX = ".set-aside"
 def settle(choice: Choice, load_directory: Path, save_directory: Path | None) -> tuple[str, ...]:
     """Make ``load_directory`` agree with ``choice``; return one line for each change.
 
-    Skipped directories are renamed only where the job will save. Elsewhere only a garbled tracker
-    is replaced, because upstream would stop on it with exit code 0.
+    Skipped directories are renamed, and a tracker that names one is corrected, only where the job
+    will save. Elsewhere only a garbled tracker is replaced, because upstream would stop on it with
+    exit code 0. An explicit ``--ckpt-step`` skips nothing, so it leaves the tracker alone.
 
     Raises:
         UserError: a needed change is not possible (read-only, full); the line says what to do.
     """
-    lines: list[str] = []
     saves_here = save_directory is not None and load_directory.resolve() == save_directory.resolve()
+    tracker = read_tracker(load_directory)
+    named = iteration_directory(load_directory, tracker.iteration or 0)
+    names_skipped = tracker.state == "iteration" and str(named) in choice.skipped
+    lines: list[str] = []
     if saves_here:
-        lines += [_set_aside(Path(skipped)) for skipped in choice.skipped if Path(skipped).exists()]
-    if choice.iteration is not None:
-        tracker = read_tracker(load_directory)
-        is_right = tracker.state == "iteration" and tracker.iteration == choice.iteration
-        if tracker.state == "garbled" or (saves_here and not is_right):
-            lines.append(_correct_tracker(load_directory, choice.iteration))
+        skipped = [Path(directory) for directory in choice.skipped]
+        lines += [_set_aside(path) for path in skipped if (path / METADATA_FILE).exists()]
+    wrong = tracker.state == "garbled" or (saves_here and names_skipped)
+    if wrong and choice.iteration is not None:
+        lines.append(_correct_tracker(load_directory, choice.iteration))
     return tuple(lines)
 
 

@@ -24,7 +24,12 @@ from pathlib import Path
 from typing import Literal
 
 from megatron.resilience.checkpoint.archive import BUFFER_BYTES, ArchiveError, check_archive
-from megatron.resilience.checkpoint.damage import Damage, DamageKind
+from megatron.resilience.checkpoint.damage import (
+    LONGEST_NAME_CHARACTERS,
+    LONGEST_PROBLEM_CHARACTERS,
+    Damage,
+    DamageKind,
+)
 from megatron.resilience.checkpoint.metadata import (
     METADATA_FILE,
     MetadataError,
@@ -115,16 +120,19 @@ class _Check:
         damage = Damage(
             kind=kind,
             directory=str(self._directory),
-            file=file,
-            problem=problem,
-            tensor=tensor,
+            file=file[:LONGEST_NAME_CHARACTERS],
+            problem=problem[:LONGEST_PROBLEM_CHARACTERS],
+            tensor=tensor and tensor[:LONGEST_NAME_CHARACTERS],
         )
         self._damages[damage] = None
 
     def _finished(self) -> bool:
+        if not self._directory.is_dir():
+            self._add("missing", ".", "does not exist")
+            return False
         for file in (METADATA_FILE, CONFIG_FILE):
             if not (self._directory / file).is_file():
-                self._add("missing", file, "is missing: the save was not finished")
+                self._add("missing", file, "is missing (unfinished save or lost file)")
                 return False
         return True
 
