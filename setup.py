@@ -6,8 +6,8 @@ folders; naming the roots keeps the wheel to our own two packages.
 
 from setuptools import find_namespace_packages, setup
 
-# Folders of data alone (presets) and leftovers such as __pycache__ are no packages.
-NO_PACKAGES = ["*.__pycache__", "*.__pycache__.*", "megatron.resilience.presets"]
+# Byte code that happens to lie in the sources is no package.
+NO_PACKAGES = ["*.__pycache__", "*.__pycache__.*"]
 
 setup(
     packages=[
@@ -17,7 +17,8 @@ setup(
         *find_namespace_packages(include=["resihp_ext", "resihp_ext.*"], exclude=NO_PACKAGES),
     ],
     package_data={
-        "megatron.resilience": ["presets/*.args", "py.typed"],
+        "megatron.resilience": ["py.typed"],
+        "megatron.resilience.presets": ["*.args"],  # a folder of data is a namespace package
         "resihp_ext": ["py.typed"],
     },
 )

@@ -20,7 +20,8 @@ else
     "$python" -m venv --clear "$venv"
 fi
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" --quiet; }
+# Errors only: pip's warnings about package indexes would bury them on some machines.
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" --quiet --quiet; }
 
 echo "installing requirements.lock (torch alone is several GB: about two minutes)"
 pip install --require-hashes -r requirements.lock
