@@ -27,15 +27,14 @@ def main(argv: Sequence[str]) -> None:
     from megatron.resilience.job import Job
 
     set_startup_timestamps(program_start=_PROGRAM_START_S, main_entry=time.time())
-    job = Job(words)
-    pretrain(
-        job.config,
-        job.datasets,
-        ModelType.encoder_or_decoder,
-        job.forward_step,
-        store=job.store,
-    )
-    job.close()
+    with Job(words) as job:
+        pretrain(
+            job.config,
+            job.datasets,
+            ModelType.encoder_or_decoder,
+            job.forward_step,
+            store=job.store,
+        )
 
 
 if __name__ == "__main__":

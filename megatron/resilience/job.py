@@ -10,10 +10,10 @@ import argparse
 import functools
 import importlib.metadata
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -62,21 +62,33 @@ class Job:
         self.datasets = DatasetProvider(packed=self.settings.data.packed_sequences)
         self.forward_step = ForwardStep(self._torch_device(), self._on_micro_batch)
         self._segments: list[list[int] | None] = []
+        self._step: int | None = None
+        self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
             print(self.device.banner, flush=True)
 
-    def close(self) -> None:
-        """Ends the job after training: final event, process groups, patches."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        # Upstream leaves its training loop by SystemExit at --exit-interval and the like.
+        if kind is None or issubclass(kind, SystemExit):
+            self._end()
         if self.events is not None:
-            self.events.write(Event.JOB_END, step=int(self.args.iteration))
             self.events.close()
+        self.patches.undo_all()
+
+    def _end(self) -> None:
+        if self.on_trained is not None:
+            self.on_trained()
+        if self.events is not None:
+            self.events.write(Event.JOB_END, step=self._step)
         if torch.distributed.is_initialized():
             # Without the barrier a fast rank closes its sockets under a slower one's last message.
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
-        self.patches.undo_all()
 
     def _torch_device(self) -> torch.device:
         if self.device.kind == "cpu":
@@ -123,6 +135,7 @@ class Job:
 
     def _on_iteration(self, iteration: Iteration) -> None:
         segments, self._segments = self._segments, []
+        self._step = iteration.step
         if self.events is None:
             return
         here = parallel.place()

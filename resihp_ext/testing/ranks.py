@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -84,8 +86,10 @@ class Ranks:
         return [self.results[rank] for rank in wanted]
 
     def close(self) -> None:
-        """Ends every process and removes the logs."""
+        """Ends every process, with whatever it has started, and removes the logs."""
         for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
         for process in self.processes:
             process.join(10)
@@ -141,9 +145,7 @@ def start_ranks(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_in_rank, args=(theirs, variables, str(log), target, args), daemon=True
-        )
+        process = context.Process(target=_in_rank, args=(theirs, variables, str(log), target, args))
         process.start()
         theirs.close()
         processes.append(process)
@@ -175,6 +177,8 @@ def _in_rank(
     target: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    # A session of its own, so that helper processes (of an asynchronous save, say) end with it.
+    os.setsid()
     os.environ.update(variables)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -185,5 +189,3 @@ def _in_rank(
         message = ("error", traceback.format_exc())
     pipe.send(message)
     pipe.close()
-    # Threads of gloo may still be closing connections; their complaints at exit mean nothing.
-    os._exit(0)

@@ -12,11 +12,13 @@ from megatron.resilience.device.patches.tensor_type import TensorType
 from megatron.resilience.device.patches.torch_name import TorchName
 from megatron.resilience.patches.base import Patch, PatchStatus, version_drift
 from megatron.resilience.patches.compile_helpers import CompileHelpers
+from megatron.resilience.patches.distributed_adam import DistributedAdam
 from megatron.resilience.patches.training_log import TrainingLog
 from resihp_ext.errors import UpstreamDriftError
 
 KINDS: tuple[type[Patch], ...] = (
     CompileHelpers,
+    DistributedAdam,
     TrainingLog,
     TorchName,
     TensorCuda,

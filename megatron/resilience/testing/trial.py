@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,16 +73,17 @@ def train(argv: Sequence[str]) -> list[Any]:
     from megatron.resilience.job import Job
     from megatron.resilience.start import command_line
 
-    job = Job(command_line(argv))
-    pretrain(
-        job.config,
-        job.datasets,
-        ModelType.encoder_or_decoder,
-        job.forward_step,
-        store=job.store,
-    )
-    slices = main_slices(job.models)
-    job.close()
+    slices: list[Any] = []
+    # Upstream ends a job at --exit-interval with SystemExit(0).
+    with suppress(SystemExit), Job(command_line(argv)) as job:
+        job.on_trained = lambda: slices.extend(main_slices(job.models))
+        pretrain(
+            job.config,
+            job.datasets,
+            ModelType.encoder_or_decoder,
+            job.forward_step,
+            store=job.store,
+        )
     return slices
 
 
