@@ -40,10 +40,13 @@ test-slow: $(STAMP)  ## what the normal suite leaves out
 test-gpu: $(STAMP)  ## tests for a machine with one GPU, skipped with a reason elsewhere
 	@$(PYTEST) -m gpu $(ARGS) || [ $$? -eq 5 ]
 
+# All three speak, whichever fails first.
 lint: $(STAMP)  ## ruff and mypy
-	@$(PYTHON) -m ruff check .
-	@$(PYTHON) -m ruff format --check .
-	@$(PYTHON) -m mypy
+	@failed=0; \
+	$(PYTHON) -m ruff check . || failed=1; \
+	$(PYTHON) -m ruff format --check . || failed=1; \
+	$(PYTHON) -m mypy || failed=1; \
+	exit $$failed
 
 format: $(STAMP)  ## rewrite the sources as ruff wants them
 	@$(PYTHON) -m ruff check --fix .
