@@ -12,12 +12,12 @@ EXIT_USAGE = 2
 class ResiHPError(Exception):
     """Root of every error that this project raises on purpose."""
 
+    local = False
+    """Whether only the rank that raised it can know: then that rank prints it, whichever it is."""
+
 
 class UserError(ResiHPError, ValueError):
     """Bad input from the user: flags, files, layouts. Shown as one line, exit code 2."""
-
-    local = False
-    """Whether only the rank that raised it can know: then that rank prints it, whichever it is."""
 
 
 class UpstreamDriftError(ResiHPError):

@@ -31,6 +31,7 @@ from megatron.resilience.upstream.datasets import DatasetProvider
 from megatron.resilience.upstream.forward import ForwardStep
 from megatron.resilience.upstream.origin import require_wheel
 from megatron.resilience.upstream.resume import job_store, resolve_load
+from megatron.resilience.upstream.rng import RngKeeper
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.events import Event, EventLog
 
@@ -59,15 +60,16 @@ class Job:
         self.model_config, self.config = arguments.configurations(self.args)
         self.models: list[torch.nn.Module] = []
         self._customise_model()
-        self.datasets = DatasetProvider(packed=self.settings.data.packed_sequences)
-        self.forward_step = ForwardStep(self._torch_device(), self._on_micro_batch)
+        rng = RngKeeper()
+        self.datasets = DatasetProvider(packed=self.settings.data.packed_sequences, rng=rng)
+        self.forward_step = ForwardStep(self._torch_device(), rng, self._on_micro_batch)
         self._segments: list[list[int] | None] = []
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
-            print(self.device.banner, flush=True)
+            print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
 
     def __enter__(self) -> Self:
         return self

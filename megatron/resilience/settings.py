@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from megatron.resilience.checkpoint.config import CheckpointSafetyConfig
 from megatron.resilience.data.config import DataConfig
@@ -42,7 +42,7 @@ class Settings:
         Raises:
             UserError: a value that its dataclass refuses.
         """
-        built = {
+        built: dict[str, Any] = {
             name: from_namespace(namespace, config, prefix=prefix)
             for name, (config, prefix) in GROUPS.items()
         }

@@ -14,7 +14,7 @@ from typing import Literal, cast
 from megatron.resilience.device.choose import prepare_environment
 from megatron.resilience.preset import read_preset, split_presets, with_defaults
 from resihp_ext.environment import RankEnvironment
-from resihp_ext.errors import EXIT_OK, EXIT_USAGE, UserError
+from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 
 _DEVICES = ("auto", "cpu", "cuda")
 
@@ -47,18 +47,23 @@ def _device(words: Sequence[str]) -> str:
 
 
 def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
-    """Runs ``main``; a :class:`UserError` becomes one line on stderr and exit code 2.
+    """Runs ``main``; an error of ours becomes one line on stderr.
 
     What is wrong is wrong on every rank, so the first process of each node speaks for all; an error
     that only this rank can know (``error.local``) is printed by the rank that met it.
+
+    Returns:
+        0; 2 after a :class:`UserError`; 1 after any other :class:`ResiHPError`. Errors that are
+        not ours keep their traceback.
     """
     try:
         main(argv)
-    except UserError as error:
+    except ResiHPError as error:
         if error.local or _speaks():
             sys.stdout.flush()
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USAGE
+            # The one line for people.
+            print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
     return EXIT_OK
 
 

@@ -88,8 +88,8 @@ class CpuStream:
     def __enter__(self) -> CpuStream:
         return self
 
-    def __exit__(self, *_exc: object) -> bool:
-        return False
+    def __exit__(self, *_exc: object) -> None:
+        pass
 
     def wait_stream(self, _stream: Any) -> None:
         pass

@@ -59,7 +59,7 @@ class PackedRotary(torch.nn.Module):
 
     def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Table of shape ``(tokens or max_seq_len, 1, 1, channels)``."""
-        table = self.inner(max_seq_len, *args, **kwargs)
+        table: torch.Tensor = self.inner(max_seq_len, *args, **kwargs)
         return table if self._positions is None else table.index_select(0, self._positions)
 
 
@@ -67,5 +67,7 @@ def install(models: list[torch.nn.Module]) -> list[torch.nn.Module]:
     """Pre-wrap hook: wraps the rotary embedding of each model chunk that has one."""
     for model in models:
         if getattr(model, "position_embedding_type", None) == "rope":
-            model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
+            rotary = model.rotary_pos_emb
+            assert isinstance(rotary, torch.nn.Module)
+            model.rotary_pos_emb = PackedRotary(rotary)
     return models

@@ -99,4 +99,5 @@ class SegmentAttention(DotProductAttention):
             window_size=(-1, 0),
             enable_gqa=query_thd.size(1) != key_thd.size(1),
         )
+        assert isinstance(output, torch.Tensor), "no auxiliary output was asked for"
         return output.reshape(query_thd.size(0), -1)

@@ -17,6 +17,7 @@ from megatron.training.utils import get_blend_and_blend_per_split
 from megatron.resilience.data.packed_dataset import PackedDataset
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.batch import reads_data
+from megatron.resilience.upstream.rng import RngKeeper
 
 
 class DatasetProvider:
@@ -25,12 +26,14 @@ class DatasetProvider:
     is_distributed = True
     """Tells upstream to call the provider on every rank; the builder decides who reads."""
 
-    def __init__(self, *, packed: bool) -> None:
+    def __init__(self, *, packed: bool, rng: RngKeeper) -> None:
         self._packed = packed
+        self._rng = rng
 
     def __call__(
         self, train_valid_test_num_samples: list[int], vp_stage: int | None = None
     ) -> list[Any]:
+        self._rng.remember()
         args = current_args()
         return BlendedMegatronDatasetBuilder(
             self._kind(args),

@@ -13,6 +13,7 @@ from megatron.training import get_timers
 
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.batch import MicroBatch, next_micro_batch
+from megatron.resilience.upstream.rng import RngKeeper
 
 _SPIKE_FACTOR = 10
 """A loss this many times the largest so far is reported as spiky, as upstream does."""
@@ -24,21 +25,27 @@ class ForwardStep:
     """Megatron's ``forward_step_func``: reads a micro-batch, runs the model, returns the loss."""
 
     def __init__(
-        self, device: torch.device, on_micro_batch: Callable[[MicroBatch], None] | None = None
+        self,
+        device: torch.device,
+        rng: RngKeeper,
+        on_micro_batch: Callable[[MicroBatch], None] | None = None,
     ) -> None:
         """Prepares the step.
 
         Args:
             device: Where micro-batches go.
+            rng: Restored before the first micro-batch.
             on_micro_batch: Called with every micro-batch of training before it is computed.
         """
         self._device = device
+        self._rng = rng
         self._on_micro_batch = on_micro_batch
         self._stragglers = StragglerDetector()
 
     def __call__(
         self, data_iterator: Any, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], LossReport]]:
+        self._rng.restore()
         timers = get_timers()
         timers("batch-generator", log_level=2).start()
         with self._stragglers(bdata=True):
@@ -78,13 +85,14 @@ def _run(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     return output
 
 
-def loss_of(loss_mask: torch.Tensor, output: torch.Tensor) -> LossReport:
+def loss_of(loss_mask: torch.Tensor | None, output: torch.Tensor) -> LossReport:
     """Sums the loss over the tokens that count.
 
     Returns:
         Sum of the token losses, number of tokens, and what the log shows: both in one tensor, so
         that the mean is over all tokens of the global batch.
     """
+    assert loss_mask is not None, "only the last stage has a loss"
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output.view(-1).float() * mask)
     tokens = mask.sum().detach().to(torch.int)

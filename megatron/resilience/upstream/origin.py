@@ -41,6 +41,6 @@ def require_wheel() -> None:
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin is None or not origin.is_relative_to(wheel):
             raise UserError(
-                f"{name} comes from {origin or 'nowhere'}, not from the installed wheel in {wheel}; "
+                f"{name} comes from {origin or 'nowhere'}, not from the wheel in {wheel}; "
                 "remove the checkout from PYTHONPATH and the working directory"
             )

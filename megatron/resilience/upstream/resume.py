@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torch import distributed
 
+from megatron.resilience.checkpoint.agree import Seat, agree_on_checkpoint
 from megatron.resilience.checkpoint.config import CheckpointSafetyConfig
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import UserError
@@ -28,9 +29,7 @@ def job_store(rank: RankEnvironment) -> distributed.Store:
             f"WORLD_SIZE={rank.world_size} without MASTER_ADDR and MASTER_PORT; "
             "start the job with resihp-run"
         )
-    store, _, _ = next(
-        iter(distributed.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
-    )
+    store, _, _ = next(iter(distributed.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT)))
     return store
 
 
@@ -40,10 +39,39 @@ def resolve_load(
     store: distributed.Store,
     rank: RankEnvironment,
 ) -> None:
-    """Points Megatron's arguments at the newest complete checkpoint of ``--load``.
+    """Points Megatron's arguments at the newest sound checkpoint of ``--load``; collective.
 
     Raises:
         UserError: ``--load`` was given and nothing can be loaded: training never starts from
             random weights by accident.
+        AgreementError: a rank did not answer in time.
     """
-    return
+    if args.load is None:
+        return
+    # Upstream would go on from random weights with a warning.
+    args.exit_on_missing_checkpoint = True
+    if args.ckpt_format != "torch_dist":
+        return
+    seat = Seat(
+        store=distributed.PrefixStore("resihp", store),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout_s=config.verify_checkpoint_timeout_s,
+    )
+    choice = agree_on_checkpoint(
+        seat,
+        args.load,
+        args.save,
+        level=config.verify_checkpoint,
+        ckpt_step=args.ckpt_step,
+        report=report,
+    )
+    if choice.directory is None:
+        args.load = None
+    elif choice.iteration is not None:
+        args.ckpt_step = choice.iteration
+
+
+def report(line: str) -> None:
+    """Shows one line about the checkpoint; called on rank 0 only."""
+    print(f"resihp: {line}", flush=True)  # noqa: T201 - a line for people
