@@ -12,8 +12,9 @@ EXIT_USAGE = 2
 class ResiHPError(Exception):
     """Root of every error that this project raises on purpose."""
 
-    local = False
-    """Whether only the rank that raised it can know: then that rank prints it, whichever it is."""
+    speaks: bool | None = None
+    """Whether this rank prints it. None: what is wrong is wrong on every rank, so the first process
+    of each node speaks for all."""
 
 
 class UserError(ResiHPError, ValueError):

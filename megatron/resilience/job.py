@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
+import logging
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +35,10 @@ from megatron.resilience.upstream.origin import require_wheel
 from megatron.resilience.upstream.resume import job_store, resolve_load
 from megatron.resilience.upstream.rng import RngKeeper
 from resihp_ext.environment import RankEnvironment
+from resihp_ext.errors import ResiHPError, UserError
 from resihp_ext.events import Event, EventLog
+
+logger = logging.getLogger(__name__)
 
 
 class Job:
@@ -53,6 +58,7 @@ class Job:
         self.patches.apply_for(self.device.kind)
         self.args = arguments.parse(_with_device_preset(argv, self.device), add_our_flags)
         self.settings = Settings.from_namespace(self.args)
+        self._share_gpus()
         check_packing(self.args, self.settings.data)
         check_data(self.args)
         self.store = job_store(self.rank)
@@ -61,7 +67,11 @@ class Job:
         self.models: list[torch.nn.Module] = []
         self._customise_model()
         rng = RngKeeper()
-        self.datasets = DatasetProvider(packed=self.settings.data.packed_sequences, rng=rng)
+        self.datasets = DatasetProvider(
+            packed=self.settings.data.packed_sequences,
+            everywhere=self.settings.resilience.resilience,
+            rng=rng,
+        )
         self.forward_step = ForwardStep(self._torch_device(), rng, self._on_micro_batch)
         self._segments: list[list[int] | None] = []
         self._step: int | None = None
@@ -74,13 +84,31 @@ class Job:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
         # Upstream leaves its training loop by SystemExit at --exit-interval and the like.
         if kind is None or issubclass(kind, SystemExit):
             self._end()
         if self.events is not None:
             self.events.close()
         self.patches.undo_all()
+        if isinstance(error, AssertionError) and not self._segments and self._step is None:
+            # Upstream refuses flags and checkpoints by assertions, up to the first micro-batch.
+            logger.debug("Megatron refused the job", exc_info=error)
+            refusal = UserError(f"Megatron refuses the job: {arguments.reason_of(error)}")
+            refusal.speaks = self._first_to_say(str(refusal))
+            raise refusal from error
+        if isinstance(error, ResiHPError):
+            error.speaks = self._first_to_say(str(error))
+
+    def _first_to_say(self, text: str) -> bool:
+        """Whether no other rank has met this very error yet; all speak when the store is gone."""
+        key = f"resihp/said/{zlib.crc32(text.encode())}"
+        try:
+            return self.store.add(key, 1) == 1
+        except RuntimeError:
+            return True
 
     def _end(self) -> None:
         if self.on_trained is not None:
@@ -91,6 +119,19 @@ class Job:
             # Without the barrier a fast rank closes its sockets under a slower one's last message.
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
+
+    def _share_gpus(self) -> None:
+        """Lets several ranks of a node use one GPU, over gloo; NCCL cannot."""
+        if self.device.kind == "cpu":
+            return
+        count = torch.cuda.device_count()
+        if self.rank.local_world_size > count and self.args.distributed_backend == "nccl":
+            raise UserError(
+                f"{self.rank.local_world_size} ranks on {count} GPU(s): NCCL needs one GPU a rank; "
+                "start fewer ranks, or share GPUs with --distributed-backend gloo"
+            )
+        # Upstream takes the local rank for the GPU's index.
+        self.args.local_rank = self.rank.local_rank % count
 
     def _torch_device(self) -> torch.device:
         if self.device.kind == "cpu":

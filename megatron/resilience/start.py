@@ -49,9 +49,6 @@ def _device(words: Sequence[str]) -> str:
 def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     """Runs ``main``; an error of ours becomes one line on stderr.
 
-    What is wrong is wrong on every rank, so the first process of each node speaks for all; an error
-    that only this rank can know (``error.local``) is printed by the rank that met it.
-
     Returns:
         0; 2 after a :class:`UserError`; 1 after any other :class:`ResiHPError`. Errors that are
         not ours keep their traceback.
@@ -59,7 +56,7 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     try:
         main(argv)
     except ResiHPError as error:
-        if error.local or _speaks():
+        if _first_on_node() if error.speaks is None else error.speaks:
             sys.stdout.flush()
             # The one line for people.
             print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
@@ -67,7 +64,7 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     return EXIT_OK
 
 
-def _speaks() -> bool:
+def _first_on_node() -> bool:
     try:
         return RankEnvironment.from_environ(os.environ).local_rank == 0
     except UserError:

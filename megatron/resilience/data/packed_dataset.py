@@ -34,12 +34,6 @@ logger = logging.getLogger(__name__)
 _ARRAYS = ("documents", "offsets", "lengths", "starts")
 
 
-class EmptySplitError(UserError):
-    """A split without documents; found by the one rank that packs first."""
-
-    local = True
-
-
 class PackedDataset(MegatronDataset):
     """Packed samples over the documents ``indices`` of an indexed dataset."""
 
@@ -55,7 +49,7 @@ class PackedDataset(MegatronDataset):
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
         self.packing = self._packing()
         if self.packing.sequences == 0:
-            raise EmptySplitError(
+            raise UserError(
                 f"{dataset_path}: the {index_split.name} split has no document of two tokens or "
                 "more; give more data or another --split"
             )

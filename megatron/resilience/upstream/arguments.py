@@ -77,14 +77,14 @@ def user_errors(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError) as error:
-        text = " ".join(str(error).split()) or _failing_line(error)
-        raise UserError(f"{what}: {text}") from error
+        raise UserError(f"{what}: {reason_of(error)}") from error
 
 
-def _failing_line(error: BaseException) -> str:
-    """The source line of an assertion without a message: all that upstream says."""
+def reason_of(error: BaseException) -> str:
+    """What an error of upstream says, in one line; a bare assertion is quoted."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"Megatron refuses it: {frame.line} ({Path(frame.filename).name}:{frame.lineno})"
+    text = " ".join(str(error).split()) or f"it demands: {frame.line}"
+    return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def _negates_switch(parser: argparse.ArgumentParser, word: str) -> bool:

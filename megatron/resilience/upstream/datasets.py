@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,34 @@ class DatasetProvider:
     is_distributed = True
     """Tells upstream to call the provider on every rank; the builder decides who reads."""
 
-    def __init__(self, *, packed: bool, rng: RngKeeper) -> None:
+    def __init__(self, *, packed: bool, everywhere: bool, rng: RngKeeper) -> None:
+        """Prepares the provider.
+
+        Args:
+            packed: Whole documents packed, instead of upstream's running text.
+            everywhere: Build the sets on every rank, so that any rank can fetch any sample;
+                otherwise only where upstream's data loaders read.
+            rng: Remembers the random state before anything is built.
+        """
         self._packed = packed
+        self._everywhere = everywhere
         self._rng = rng
+        self.train: Any = None
+        """The training set of this rank, once built; None where it is not."""
 
     def __call__(
         self, train_valid_test_num_samples: list[int], vp_stage: int | None = None
     ) -> list[Any]:
         self._rng.remember()
         args = current_args()
-        return BlendedMegatronDatasetBuilder(
+        sets: list[Any] = BlendedMegatronDatasetBuilder(
             self._kind(args),
             train_valid_test_num_samples,
-            functools.partial(reads_data, vp_stage),
+            lambda: self._everywhere or reads_data(vp_stage),
             dataset_config(args),
         ).build()
+        self.train = sets[0]
+        return sets
 
     def _kind(self, args: argparse.Namespace) -> type:
         if args.mock_data:
