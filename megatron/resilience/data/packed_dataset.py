@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.megatron_dataset import MegatronDataset
 from megatron.core.datasets.utils import Split
+from megatron.core.utils import log_single_rank
 
 from resihp_ext.errors import UserError
 from resihp_ext.packing import Packing, pack_best_fit, segment_bounds
@@ -54,6 +54,13 @@ class PackedDataset(MegatronDataset):
                 "more; give more data or another --split"
             )
         self._length = num_samples or self.packing.sequences
+        log_single_rank(
+            logger,
+            logging.INFO,
+            f"packed {len(indices)} documents of {dataset_path} ({index_split.name}) into "
+            f"{self.packing.sequences} sequences of {self.packing.capacity} tokens, fill ratio "
+            f"{self.packing.fill_ratio:.4f}",
+        )
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -121,20 +128,8 @@ class PackedDataset(MegatronDataset):
         if path is not None and path.is_file():
             with np.load(path) as arrays:
                 return Packing(capacity=capacity, **{name: arrays[name] for name in _ARRAYS})
-        started_s = time.perf_counter()
         lengths = np.asarray(self.dataset.sequence_lengths)[self.indices].astype(np.int64)
         packing = pack_best_fit(np.maximum(lengths - 1, 0), capacity)
-        logger.info(
-            "packed %d documents of %s (%s) into %d sequences of %d tokens, fill ratio %.4f, "
-            "%.2f s",
-            len(lengths),
-            self.dataset_path,
-            self.index_split.name,
-            packing.sequences,
-            capacity,
-            packing.fill_ratio,
-            time.perf_counter() - started_s,
-        )
         if path is not None:
             _store(path, packing)
         return packing
