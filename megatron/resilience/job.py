@@ -73,7 +73,8 @@ class Job:
             rng=rng,
         )
         self.forward_step = ForwardStep(self._torch_device(), rng, self._on_micro_batch)
-        self._segments: list[list[int] | None] = []
+        self._micro_batches: list[MicroBatch] = []
+        self._started = False
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
@@ -93,7 +94,7 @@ class Job:
         if self.events is not None:
             self.events.close()
         self.patches.undo_all()
-        if isinstance(error, AssertionError) and not self._segments and self._step is None:
+        if isinstance(error, AssertionError) and not self._started:
             # Upstream refuses flags and checkpoints by assertions, up to the first micro-batch.
             logger.debug("Megatron refused the job", exc_info=error)
             refusal = UserError(f"Megatron refuses the job: {arguments.reason_of(error)}")
@@ -174,22 +175,24 @@ class Job:
         return EventLog(resilience_dir(self.settings, self.args), rank=self.rank.rank)
 
     def _on_micro_batch(self, batch: MicroBatch) -> None:
-        self._segments.append(batch.segments)
+        # Model chunks of one rank see the same micro-batch; the one with the loss counts it.
+        if batch.labels is not None:
+            self._micro_batches.append(batch)
+        self._started = True
 
     def _on_iteration(self, iteration: Iteration) -> None:
-        segments, self._segments = self._segments, []
+        done, self._micro_batches = self._micro_batches, []
         self._step = iteration.step
         if self.events is None:
             return
         here = parallel.place()
         if here.tp_rank == 0 and here.stage == here.stages - 1:
             tokens = self.args.micro_batch_size * self.args.seq_length
-            micro_batches = [{"tokens": tokens, "segments": lengths} for lengths in segments]
             self.events.write(
                 Event.MICRO_BATCHES,
                 step=iteration.step,
                 replica=here.replica,
-                micro_batches=micro_batches,
+                micro_batches=[{"tokens": tokens, "segments": batch.segments} for batch in done],
             )
         # The last rank holds the loss, and is the one that upstream logs from.
         if self.rank.rank == self.rank.world_size - 1:

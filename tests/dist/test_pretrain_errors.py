@@ -61,6 +61,13 @@ def test_tensor_parallel_degree_that_does_not_divide_the_heads(data: Path) -> No
     assert "tensor_model_parallel_size (2)" in line
 
 
+def test_help_names_our_flags_beside_upstreams() -> None:
+    codes, words = exit_code_and_words(["--help"])
+    assert codes == [0], words[-2000:]
+    for flag in ("--packed-sequences", "--resilience-dir", "--device", "--num-layers"):
+        assert flag in words
+
+
 def test_missing_data(tmp_path: Path) -> None:
     refused(command(tmp_path / "nothing"), f"{tmp_path}/nothing.idx", "preprocess_data.py")
 

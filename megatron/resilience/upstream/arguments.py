@@ -39,6 +39,7 @@ def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Name
         # argparse would print hundreds of lines of usage before the one that matters.
         parser.error = refuse  # type: ignore[method-assign]
         sys.argv[1:] = [word for word in sys.argv[1:] if not _negates_switch(parser, word)]
+        _repair_help(parser)
         return add_flags(parser)
 
     with _command_line(argv), user_errors("command line"):
@@ -97,6 +98,15 @@ def _negates_switch(parser: argparse.ArgumentParser, word: str) -> bool:
         return False
     switch = known.get(f"--{word.removeprefix('--no-')}")
     return switch is not None and switch.nargs == 0
+
+
+def _repair_help(parser: argparse.ArgumentParser) -> None:
+    """Escapes help texts that argparse cannot format; a bare "%" of upstream's breaks ``--help``."""
+    for action in parser._actions:
+        try:
+            (action.help or "") % {**vars(action), "prog": parser.prog}
+        except (ValueError, TypeError, KeyError):
+            action.help = (action.help or "").replace("%", "%%")
 
 
 def refuse(message: str) -> NoReturn:
