@@ -179,6 +179,8 @@ def _in_rank(
 ) -> None:
     # A session of its own, so that helper processes (of an asynchronous save, say) end with it.
     os.setsid()
+    # A rank of a real job would fork its helpers; here they would inherit the fork server's way.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(variables)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)

@@ -31,6 +31,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "sequence-parallel": ("--sequence-parallel",),
     "distributed-optimizer": ("--use-distributed-optimizer",),
     "tied": ("--tied",),
+    "qk-layernorm, sequence-parallel": ("--qk-layernorm", "--sequence-parallel"),
     "packed, micro-batch of 2": ("--packed-sequences", "--micro-batch-size", "2"),
     "packed, all": ("--packed-sequences", "--sequence-parallel", "--use-distributed-optimizer"),
     "packed, all, tied": (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -44,4 +45,8 @@ def _replace(submodules: Any) -> None:
     for name in ("input_layernorm", "pre_mlp_layernorm"):
         if getattr(submodules, name) is not IdentityOp:
             setattr(submodules, name, SequenceParallelNorm)
-    submodules.self_attention.submodules.core_attention = SegmentAttention
+    attention = submodules.self_attention.submodules
+    for name in ("q_layernorm", "k_layernorm"):
+        if getattr(attention, name, IdentityOp) is WrappedTorchNorm:
+            setattr(attention, name, SequenceParallelNorm)
+    attention.core_attention = SegmentAttention

@@ -101,7 +101,7 @@ def _negates_switch(parser: argparse.ArgumentParser, word: str) -> bool:
 
 
 def _repair_help(parser: argparse.ArgumentParser) -> None:
-    """Escapes help texts that argparse cannot format; a bare "%" of upstream's breaks ``--help``."""
+    """Escapes help texts that argparse cannot format: a bare "%" of upstream breaks --help."""
     for action in parser._actions:
         try:
             (action.help or "") % {**vars(action), "prog": parser.prog}
