@@ -1,0 +1,1 @@
+"""Plans and programs: which rank holds what, and what it does in one iteration. Pure data."""
