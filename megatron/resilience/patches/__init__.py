@@ -10,11 +10,10 @@ from megatron.resilience.device.patches.rng_state import RngState
 from megatron.resilience.device.patches.tensor_cuda import TensorCuda
 from megatron.resilience.device.patches.tensor_type import TensorType
 from megatron.resilience.device.patches.torch_name import TorchName
-from megatron.resilience.patches.base import Patch, PatchStatus, version_drift
+from megatron.resilience.patches.base import Patch, PatchStatus
 from megatron.resilience.patches.compile_helpers import CompileHelpers
 from megatron.resilience.patches.distributed_adam import DistributedAdam
 from megatron.resilience.patches.training_log import TrainingLog
-from resihp_ext.errors import UpstreamDriftError
 
 KINDS: tuple[type[Patch], ...] = (
     CompileHelpers,
@@ -46,7 +45,7 @@ class PatchSet:
         try:
             for patch in chosen:
                 patch.apply()
-        except UpstreamDriftError:
+        except BaseException:
             self.undo_all()
             raise
         return tuple(patch.symbol for patch in chosen)
@@ -65,9 +64,6 @@ def report(device: str = "cpu") -> list[PatchStatus]:
 def _status(patch: Patch, device: str) -> PatchStatus:
     if device not in patch.devices:
         return PatchStatus(symbol=patch.symbol, status="not needed", detail=f"on {device}")
-    try:
-        problem = version_drift() or patch.drift()
-    except UpstreamDriftError as error:
-        problem = str(error)
+    problem = patch.problem()
     status = "drifted" if problem else "applies"
     return PatchStatus(symbol=patch.symbol, status=status, detail=problem or patch.reason)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from resihp_ext.errors import UpstreamDriftError
 
 KNOWN_MEGATRON = "0.19."
+_INHERITED = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +52,21 @@ class Patch(ABC):
     def drift(self) -> str | None:
         """Says how upstream differs from what the patch assumes; None when it does not."""
 
+    def problem(self) -> str | None:
+        """Says why the patch does not fit what is installed; None when it does."""
+        try:
+            return version_drift() or self.drift()
+        except (AttributeError, UpstreamDriftError) as error:
+            return str(error)
+
     @abstractmethod
     def install(self) -> None:
         """Replaces the symbol, through :meth:`replace` only."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Sets ``owner.name``, remembering what was there for :meth:`undo`."""
-        self._originals.append((owner, name, getattr(owner, name)))
+        getattr(owner, name)  # what upstream does not have cannot be replaced
+        self._originals.append((owner, name, vars(owner).get(name, _INHERITED)))
         setattr(owner, name, value)
 
     def apply(self) -> None:
@@ -68,7 +77,7 @@ class Patch(ABC):
         """
         if self.applied:
             return
-        problem = version_drift() or self.drift()
+        problem = self.problem()
         if problem:
             raise UpstreamDriftError(
                 f"patch of {self.symbol} does not fit the installed Megatron: {problem}; "
@@ -80,7 +89,10 @@ class Patch(ABC):
         """Puts every replaced object back, in reverse order."""
         while self._originals:
             owner, name, value = self._originals.pop()
-            setattr(owner, name, value)
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def version_drift() -> str | None:
