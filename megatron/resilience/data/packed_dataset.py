@@ -17,6 +17,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ from resihp_ext.packing import Packing, pack_best_fit, segment_bounds
 logger = logging.getLogger(__name__)
 
 _ARRAYS = ("documents", "offsets", "lengths", "starts")
+_CACHE_VERSION = 1
+"""To be raised whenever the same lengths are packed differently than before."""
 
 
 class PackedDataset(MegatronDataset):
@@ -77,7 +80,12 @@ class PackedDataset(MegatronDataset):
         """Returns sample ``idx``; all tensors have the sequence length, ``cu_seqlens`` one more.
 
         ``idx`` None is Megatron's filler for incomplete batches: a sample without loss.
+
+        Raises:
+            IndexError: past the end of the data set.
         """
+        if idx is not None and not 0 <= idx < self._length:
+            raise IndexError(f"sample {idx} of {self._length}")
         capacity = self.config.sequence_length
         tokens = np.full(capacity, self._filler, dtype=np.int64)
         labels = np.full(capacity, self._filler, dtype=np.int64)
@@ -123,28 +131,26 @@ class PackedDataset(MegatronDataset):
 
     def _packing(self) -> Packing:
         """Loads the packing from the cache beside the data, or computes and stores it."""
-        path = self._cache_path()
         capacity = self.config.sequence_length
-        if path is not None and path.is_file():
-            with np.load(path) as arrays:
-                return Packing(capacity=capacity, **{name: arrays[name] for name in _ARRAYS})
         lengths = np.asarray(self.dataset.sequence_lengths)[self.indices].astype(np.int64)
-        packing = pack_best_fit(np.maximum(lengths - 1, 0), capacity)
-        if path is not None:
-            _store(path, packing)
+        positions = np.maximum(lengths - 1, 0)
+        path = self._cache_path(positions)
+        packing = None if path is None else _load(path, capacity)
+        if packing is None:
+            packing = pack_best_fit(positions, capacity)
+            if path is not None:
+                _store(path, packing)
         return packing
 
-    def _cache_path(self) -> Path | None:
+    def _cache_path(self, positions: np.ndarray) -> Path | None:
         if self.dataset_path is None:
             return None
         folder = self.config.path_to_cache or Path(self.dataset_path).parent / "cache" / "packed"
-        index = Path(f"{self.dataset_path}.idx")
-        # The index file's size and time stand for the data: a rebuilt dataset is packed anew.
-        stat = index.stat() if index.is_file() else None
-        data = (stat.st_size, stat.st_mtime_ns) if stat else ()
-        ends = (len(self.indices), *(int(self.indices[k]) for k in (0, -1) if len(self.indices)))
-        text = repr((self.dataset_path, data, ends, self.config.sequence_length))
-        return Path(folder) / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.npz"
+        # A packing follows from the lengths alone. Sizes and times of files would not tell a
+        # dataset from one rebuilt or restored over it.
+        key = hashlib.blake2b(positions.tobytes(), digest_size=12)
+        key.update(f"v{_CACHE_VERSION}/{self.config.sequence_length}".encode())
+        return Path(folder) / f"{key.hexdigest()}.npz"
 
 
 def _padded(edges: list[int], capacity: int) -> torch.Tensor:
@@ -152,6 +158,18 @@ def _padded(edges: list[int], capacity: int) -> torch.Tensor:
     bounds = torch.full((capacity + 1,), capacity, dtype=torch.int32)
     bounds[: len(edges)] = torch.tensor(edges, dtype=torch.int32)
     return bounds
+
+
+def _load(path: Path, capacity: int) -> Packing | None:
+    """Reads a cached packing; None where there is none that can be read."""
+    try:
+        with np.load(path) as arrays:
+            return Packing(capacity=capacity, **{name: arrays[name] for name in _ARRAYS})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
+        logger.warning("cached packing %s is not readable: %s; computed anew", path, error)
+        return None
 
 
 def _store(path: Path, packing: Packing) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import struct
+from os import SEEK_END
 from pathlib import Path
 
 from megatron.resilience.data.config import DataConfig
 from resihp_ext.errors import UserError
 
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, type of a token, sequences, documents. Then, for each sequence, its length
+(int32), and, for each, where it starts in the data (int64, bytes)."""
 
 
 def check_packing(args: argparse.Namespace, config: DataConfig) -> None:
@@ -59,18 +64,47 @@ def check_prefix(prefix: str) -> None:
     """Checks ``PREFIX.bin`` and ``PREFIX.idx`` of one dataset.
 
     Raises:
-        UserError: one is missing, empty, or not what it should be.
+        UserError: one is missing, empty, cut short, or not what it should be.
     """
-    for path in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")):
-        try:
-            with path.open("rb") as file:
-                head = file.read(len(_INDEX_MAGIC))
-        except OSError as error:
-            raise UserError(
-                f"--data-path {prefix}: {path}: {error.strerror}; the prefix goes without .bin and "
-                ".idx, and tools/preprocess_data.py makes both"
-            ) from error
-        if path.suffix == ".idx" and head != _INDEX_MAGIC:
-            raise UserError(f"--data-path {prefix}: {path} is not a Megatron index; make it anew")
-        if path.suffix == ".bin" and not head:
-            raise UserError(f"--data-path {prefix}: {path} is empty; make it anew")
+    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    try:
+        promised = _promised_bytes(index)
+        with data.open("rb") as file:
+            size = file.seek(0, SEEK_END)
+        if size == 0:
+            raise ValueError(f"{data} is empty")
+        if size < promised:
+            raise ValueError(f"{data} has {size} of the {promised} bytes that {index} lists")
+    except OSError as error:
+        raise UserError(
+            f"--data-path {prefix}: {error.filename}: {error.strerror}; the prefix goes without "
+            ".bin and .idx, and tools/preprocess_data.py makes both"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"--data-path {prefix}: {error}; make it anew") from error
+
+
+def _promised_bytes(index: Path) -> int:
+    """How much data an index speaks of: where its last sequence ends.
+
+    Raises:
+        ValueError: what is wrong with the index.
+    """
+    from megatron.core.datasets.indexed_dataset import DType
+
+    with index.open("rb") as file:
+        head = file.read(_INDEX_HEADER.size)
+        if not head.startswith(_INDEX_MAGIC):
+            raise ValueError(f"{index} is not a Megatron index")
+        size = file.seek(0, SEEK_END)
+        _, _, code, sequences, documents = _INDEX_HEADER.unpack(head.ljust(_INDEX_HEADER.size))
+        starts = _INDEX_HEADER.size + 4 * sequences
+        if size < starts + 8 * (sequences + documents):
+            raise ValueError(f"{index} is cut short")
+        if sequences == 0:
+            raise ValueError(f"{index} lists no documents")
+        file.seek(starts - 4)
+        (length,) = struct.unpack("<i", file.read(4))
+        file.seek(starts + 8 * (sequences - 1))
+        (start,) = struct.unpack("<q", file.read(8))
+    return int(start + length * DType.size(code))
