@@ -36,7 +36,7 @@ def command_line(argv: Sequence[str]) -> list[str]:
 def _device(words: Sequence[str]) -> str:
     """The last ``--device`` of a command line; the real parser comes after torch is imported."""
     device = "auto"
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == "--device":
             device = following
         elif word.startswith("--device="):

@@ -59,6 +59,8 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     def build(*args: Any, **kwargs: Any) -> torch.Tensor:
         if "device" in kwargs:
             kwargs["device"] = to_cpu(kwargs["device"])
+        # Pinning is for copies to a GPU, and asks for a driver.
+        kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
     return build
@@ -72,7 +74,8 @@ class _DeviceMeta(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
         spelled = ":".join(str(part) for part in (*args, *kwargs.values()))
-        return torch.device("cpu" if spelled.startswith("cuda") else spelled)
+        on_gpu = spelled.startswith("cuda") or spelled.isdigit()
+        return torch.device("cpu" if on_gpu else spelled)
 
 
 class CpuDevice(metaclass=_DeviceMeta):
@@ -139,6 +142,16 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
+def _memory_stats(*_args: Any, **_kwargs: Any) -> dict[str, int]:
+    """The keys that Megatron reads; a host counts no blocks."""
+    return {
+        "reserved_bytes.all.current": rss_bytes(),
+        "allocated_bytes.all.current": rss_bytes(),
+        "allocated_bytes.all.peak": peak_rss_bytes(),
+        "allocation.all.current": 0,
+    }
+
+
 def cpu_cuda(*, available: bool) -> types.ModuleType:
     """Builds the stand-in for ``torch.cuda``.
 
@@ -176,16 +189,9 @@ def cpu_cuda(*, available: bool) -> types.ModuleType:
         "max_memory_allocated": lambda *_a, **_k: peak_rss_bytes(),
         "max_memory_reserved": lambda *_a, **_k: peak_rss_bytes(),
         "device_memory_used": lambda *_a, **_k: rss_bytes(),
-        "memory_stats": lambda *_a, **_k: {"allocated_bytes.all.current": rss_bytes()},
+        "memory_stats": _memory_stats,
     }
-    for name in (
-        "synchronize",
-        "set_device",
-        "set_stream",
-        "empty_cache",
-        "reset_peak_memory_stats",
-    ):
-        replaced[name] = _nothing
+    replaced.update(dict.fromkeys(_NO_EFFECT, _nothing))
     for name, value in replaced.items():
         setattr(cuda, name, value)
     cuda.random = types.SimpleNamespace(  # type: ignore[attr-defined]
