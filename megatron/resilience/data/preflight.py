@@ -26,6 +26,7 @@ def check_packing(args: argparse.Namespace, config: DataConfig) -> None:
         raise UserError("--sft: fine-tuning data is not supported by this entry point")
     if not config.packed_sequences:
         return
+    local = args.transformer_impl == "local"
     for flag, given in {
         "--mock-data": args.mock_data,
         "--fim-data": args.fim_data,
@@ -34,6 +35,8 @@ def check_packing(args: argparse.Namespace, config: DataConfig) -> None:
         "--mtp-num-layers": args.mtp_num_layers is not None,
         "--multi-latent-attention": args.multi_latent_attention,
         "--spec": args.spec is not None,
+        "--window-size": local and args.window_size is not None,
+        "--softmax-type": local and args.softmax_type != "vanilla",
     }.items():
         if given:
             raise UserError(f"--packed-sequences cannot be combined with {flag}; drop one of them")

@@ -43,6 +43,11 @@ class SegmentAttention(DotProductAttention):
                 return self._by_segment(query, key, value, packed_seq_params, dropout)
         return self._by_segment(query, key, value, packed_seq_params, dropout)
 
+    @property
+    def _scale(self) -> float:
+        """Factor of the scores; under query-key layer scaling upstream undoes half of it later."""
+        return float(self.softmax_scale * (self.scale_mask_softmax.scale or 1.0))
+
     def _by_segment(
         self,
         query_thd: torch.Tensor,
@@ -70,7 +75,7 @@ class SegmentAttention(DotProductAttention):
                 v[None],
                 is_causal=True,
                 dropout_p=dropout,
-                scale=self.softmax_scale,
+                scale=self._scale,
                 enable_gqa=grouped,
             )[0]
             for q, k, v in parts
@@ -95,7 +100,7 @@ class SegmentAttention(DotProductAttention):
             packed.cu_seqlens_kv,
             longest,
             longest,
-            scale=self.softmax_scale,
+            scale=self._scale,
             window_size=(-1, 0),
             enable_gqa=query_thd.size(1) != key_thd.size(1),
         )
