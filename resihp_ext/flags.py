@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, *, prefix: str = "") -
             a field without a docstring: mistakes in the dataclass, found by the first test.
     """
     docs = field_docs(cls)
-    title = (inspect.getdoc(cls) or cls.__name__).splitlines()[0]
+    title = (inspect.getdoc(cls) or cls.__name__).splitlines()[0].rstrip(".")
     group = parser.add_argument_group(title=title)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):

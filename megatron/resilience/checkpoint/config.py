@@ -11,7 +11,10 @@ LEVELS = ("full", "size", "off")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSafetyConfig:
-    """Checks of a checkpoint before it is loaded; each field is a ``--resilience-`` flag."""
+    """Checkpoint safety.
+
+    Checks of a checkpoint before it is loaded; each field is a ``--resilience-`` flag.
+    """
 
     verify_checkpoint: Literal["full", "size", "off"] = "full"
     """How to check a checkpoint before loading it. full: compare all content with the checksums

@@ -15,7 +15,7 @@ from resihp_ext.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:
-    """Where to train."""
+    """Device."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: GPUs when there are any, else the CPU; cpu: the CPU even on a GPU machine; cuda: refuse
