@@ -104,6 +104,8 @@ def _promised_bytes(index: Path) -> int:
         starts = _INDEX_HEADER.size + 4 * sequences
         if size < starts + 8 * (sequences + documents):
             raise ValueError(f"{index} is cut short")
+        if code not in DType:
+            raise ValueError(f"{index} has tokens of an unknown type ({code})")
         if sequences == 0:
             raise ValueError(f"{index} lists no documents")
         file.seek(starts - 4)
