@@ -83,7 +83,7 @@ class RankEnvironment:
             world_size=world_size,
             local_world_size=local_world_size,
             group_rank=_number(environ, "GROUP_RANK", 0),
-            master_addr=environ.get("MASTER_ADDR") or None,
+            master_addr=environ.get("MASTER_ADDR", "").strip() or None,
             master_port=_optional_number(environ, "MASTER_PORT"),
         )
 
