@@ -128,8 +128,8 @@ def test_cost_is_linear_in_tokens_and_quadratic_in_documents_only(groups):
     module = attention(groups, 4, 4)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    cases = [[size] * (tokens // size) for tokens in (1024, 2048) for size in (32, 256, 512, 1024)]
-    cases += [[1024, *[32] * 32], [512, 512, *[64] * 16]]
+    cases = [[size] * (tokens // size) for tokens in (2048, 4096) for size in (32, 512, 1024, 2048)]
+    cases += [[2048, *[32] * 64], [1024, 1024, *[64] * 32]]
     try:
         measured_s = np.array([median_s(module, lengths) for lengths in cases])
     finally:
