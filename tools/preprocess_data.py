@@ -48,7 +48,8 @@ def _megabytes_to_bytes(value: float | None) -> int | None:
 @click.option(
     "--format", "input_format", type=click.Choice([f.value for f in InputFormat]),
     default=InputFormat.AUTO.value, show_default=True,
-    help="auto: .jsonl, .ndjson and .json are JSONL, other files one document each.",
+    help="auto: .jsonl, .ndjson and .json are JSONL, other files one document each; "
+    "python: each top-level function or class of a source file is a document.",
 )  # fmt: skip
 @click.option(
     "--glob", "globs", multiple=True, metavar="GLOB",

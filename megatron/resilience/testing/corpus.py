@@ -6,41 +6,34 @@ bytes packs several of them.
 
 from __future__ import annotations
 
-import ast
 import random
 import sysconfig
 from pathlib import Path
 
 import numpy as np
-import torch
 
-END_OF_DOCUMENT = 256
-"""Id that ends a document; the ids below are bytes."""
-
-
-def definitions(module: Path) -> list[bytes]:
-    """Source text of each top-level function and class of a module."""
-    text = module.read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.parse(text).body if isinstance(node, kinds)]
-    return ["".join(lines[node.lineno - 1 : node.end_lineno]).encode() for node in nodes]
+from megatron.resilience.data.byte_tokenizer import BYTE_EOD
+from megatron.resilience.data.preprocess.python_source import split_source
 
 
-def write_corpus(prefix: Path, *, seed: int = 0, documents: int = 400) -> Path:
+def write_corpus(
+    prefix: Path, *, seed: int = 0, documents: int = 400, longest_bytes: int = 1000
+) -> Path:
     """Writes ``prefix.bin`` and ``prefix.idx`` with definitions drawn by ``seed``.
 
     Returns:
         ``prefix``, what ``--data-path`` takes.
     """
+    import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    library = Path(sysconfig.get_paths()["stdlib"])
-    texts = [text for path in sorted(library.glob("*.py")) for text in definitions(path)]
-    chosen = random.Random(seed).sample(texts, documents)
+    library = Path(sysconfig.get_path("stdlib"))
+    modules = sorted(library.glob("*.py"))
+    found = (text.encode() for path in modules for _, text in split_source(path.read_text("utf-8")))
+    short = [text for text in found if len(text) <= longest_bytes and not text.isspace()]
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
-    for text in chosen:
-        builder.add_item(torch.tensor([*text, END_OF_DOCUMENT]))
+    for text in random.Random(seed).sample(short, documents):
+        builder.add_item(torch.tensor([*text, BYTE_EOD]))
         builder.end_document()
     builder.finalize(f"{prefix}.idx")
     return prefix

@@ -13,6 +13,7 @@ from megatron.resilience.data.preprocess.records import (
     BadRecord,
     Chunk,
     FileBatch,
+    FileForm,
     LineBlock,
     LineForm,
 )
@@ -21,6 +22,8 @@ from megatron.resilience.data.preprocess.streams import InputReader, SourceError
 
 CHUNK_BYTES = 1 << 20
 _CHUNK_FILES = 256
+_WHOLE = (InputFormat.TEXT, InputFormat.PYTHON)
+"""Forms whose files are read as a whole, by the workers."""
 
 
 def plan_chunks(sources: Sources, *, max_document_bytes: int) -> Iterator[Chunk]:
@@ -28,14 +31,13 @@ def plan_chunks(sources: Sources, *, max_document_bytes: int) -> Iterator[Chunk]
     batch: list[SourceFile] = []
     batch_bytes = 0
     for entry in sources.entries:
-        is_whole = isinstance(entry, SourceFile) and entry.form is InputFormat.TEXT
         is_full = batch_bytes >= CHUNK_BYTES or len(batch) >= _CHUNK_FILES
-        if batch and (is_full or not is_whole):
+        if batch and (is_full or isinstance(entry, BadRecord) or entry.form is not batch[0].form):
             yield _file_batch(batch)
             batch, batch_bytes = [], 0
         if isinstance(entry, BadRecord):
             yield BadInput(record=entry)
-        elif is_whole:
+        elif entry.form in _WHOLE:
             batch.append(entry)
             batch_bytes += entry.size_bytes
         else:
@@ -47,6 +49,7 @@ def plan_chunks(sources: Sources, *, max_document_bytes: int) -> Iterator[Chunk]
 def _file_batch(batch: list[SourceFile]) -> FileBatch:
     return FileBatch(
         paths=tuple(source.path for source in batch),
+        form=FileForm(batch[0].form.value),
         source_bytes=sum(source.size_bytes for source in batch),
     )
 

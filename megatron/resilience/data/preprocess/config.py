@@ -19,6 +19,8 @@ class InputFormat(StrEnum):
     """One document for each file."""
     LINES = "lines"
     """One document for each line."""
+    PYTHON = "python"
+    """Python source: one document for each top-level definition and for the code between them."""
     JSONL = "jsonl"
     """One JSON object for each line, the document under ``json_key``."""
 

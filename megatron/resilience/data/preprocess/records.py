@@ -53,11 +53,19 @@ class LineForm(StrEnum):
     LINES = "lines"
 
 
+class FileForm(StrEnum):
+    """How a file of a :class:`FileBatch` becomes documents."""
+
+    TEXT = "text"
+    PYTHON = "python"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileBatch:
-    """Whole files, one document each; the worker reads them."""
+    """Whole files; the worker reads them."""
 
     paths: tuple[str, ...]
+    form: FileForm
     source_bytes: int
     """Size on disk, for progress."""
 

@@ -63,7 +63,9 @@ def discover(config: PreprocessConfig) -> Sources:
     for path in config.inputs:
         entries.extend(_expand(path, config))
     if config.stdlib:
-        entries.extend(_walk(stdlib_root(), ("*.py",), InputFormat.TEXT, _FOREIGN_PACKAGES))
+        is_python = config.input_format is InputFormat.PYTHON
+        form = InputFormat.PYTHON if is_python else InputFormat.TEXT
+        entries.extend(_walk(stdlib_root(), ("*.py",), form, _FOREIGN_PACKAGES))
     return Sources(entries=tuple(entries))
 
 

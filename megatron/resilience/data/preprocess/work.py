@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from megatron.resilience.data.preprocess.encoders import Encoder, dtype_for
+from megatron.resilience.data.preprocess.python_source import split_source
 from megatron.resilience.data.preprocess.records import (
     BadInput,
     BadKind,
@@ -19,6 +20,7 @@ from megatron.resilience.data.preprocess.records import (
     Chunk,
     ChunkResult,
     FileBatch,
+    FileForm,
     LineBlock,
     LineForm,
 )
@@ -69,7 +71,10 @@ class ChunkEncoder:
         """Yield (path, line, how to read it) of each document."""
         if isinstance(chunk, FileBatch):
             for path in chunk.paths:
-                yield path, 0, partial(self._file, path)
+                if chunk.form is FileForm.PYTHON:
+                    yield from self._definitions(path)
+                else:
+                    yield path, 0, partial(self._file, path)
             return
         lines = chunk.data.split(b"\n")
         if not lines[-1]:
@@ -78,6 +83,15 @@ class ChunkEncoder:
         for line, data in enumerate(lines, start=chunk.first_line):
             raw = data.removeprefix(_BOM) if line == 1 else data
             yield chunk.path, line, partial(parse, raw)
+
+    def _definitions(self, path: str) -> Iterator[tuple[str, int, _Read]]:
+        try:
+            text = self._file(path)
+        except (_BadDocumentError, SourceError) as error:
+            yield path, 0, partial(_fail, error)
+            return
+        for line, document in split_source(text):
+            yield path, line, partial(str, document)
 
     def _file(self, path: str) -> str:
         data = read_whole(path, max_bytes=self.max_document_bytes)
@@ -159,6 +173,10 @@ class _Collector:
             files=len(chunk.paths) if isinstance(chunk, FileBatch) else int(chunk.starts_file),
             source_bytes=chunk.source_bytes,
         )
+
+
+def _fail(error: Exception) -> str:
+    raise error
 
 
 def _decode(data: bytes) -> str:
