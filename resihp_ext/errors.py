@@ -21,5 +21,9 @@ class UserError(ResiHPError, ValueError):
     """Bad input from the user: flags, files, layouts. Shown as one line, exit code 2."""
 
 
+class CheckpointError(ResiHPError):
+    """Saving or loading a checkpoint failed while the job ran."""
+
+
 class UpstreamDriftError(ResiHPError):
     """The installed Megatron or torch is not what a patch assumes; names symbol and version."""

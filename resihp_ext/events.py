@@ -1,12 +1,14 @@
 """The machine-readable log: one JSON object a line, stamped with time, rank and step.
 
 Several ranks append to one file; each line is one ``write`` on a descriptor opened for appending,
-so lines never interleave.
+so lines never interleave. A log that cannot be written is no reason to stop training: it is said
+once, and training goes on.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from enum import StrEnum
@@ -15,12 +17,15 @@ from typing import Any
 
 from resihp_ext.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 
 class Event(StrEnum):
     """Every event name that ``events.jsonl`` may hold."""
 
     JOB_START = "job_start"
-    """Training is about to start: device, backend, versions, layout, resumed step."""
+    """Training is about to start: device, backend, versions, layout; ``step`` is the one
+    it resumes from, or 0."""
     MICRO_BATCHES = "micro_batches"
     """Workload of one step as one data-parallel rank saw it: per micro-batch, in order of
     execution, ``tokens`` and ``segments`` (lengths in tokens of the packed documents)."""
@@ -41,16 +46,23 @@ class EventLog:
         """
         self.path = directory / "events.jsonl"
         self._rank = rank
+        self._complained = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise UserError(
                 f"{self.path}: {error.strerror}; give a writable --resilience-dir"
             ) from error
 
     def write(self, event: Event, *, step: int | None = None, **fields: Any) -> None:
-        """Appends one event; ``fields`` must be JSON-serialisable."""
+        """Appends one event; ``fields`` must be JSON-serialisable.
+
+        Raises:
+            ValueError: the log is closed.
+        """
+        if self._fd < 0:
+            raise ValueError(f"{self.path} is closed")
         line = {
             "time_s": time.time(),
             "rank": self._rank,
@@ -58,15 +70,35 @@ class EventLog:
             "event": event.value,
             **fields,
         }
-        os.write(self._fd, (json.dumps(line, allow_nan=True) + "\n").encode())
+        text = json.dumps(line, allow_nan=True) + "\n"
+        try:
+            self._append(text.encode())
+        except OSError as error:
+            if not self._complained:
+                logger.warning("%s: %s; events are missing from here on", self.path, error.strerror)
+            self._complained = True
+
+    def _append(self, line: bytes) -> None:
+        """Appends a whole line, also where another writer was killed in the middle of one.
+
+        A line of another rank that is being written looks torn too: then a blank line follows it.
+        """
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) not in (b"\n", b""):
+            line = b"\n" + line
+        written = os.write(self._fd, line)
+        while written < len(line):  # a disk that is just filling up takes a part of it
+            written += os.write(self._fd, line[written:])
 
     def close(self) -> None:
         """Closes the file; further writes fail."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Reads a log; a torn last line (the writer was killed) is left out."""
+    """Reads a log; lines torn by the death of their writer or a full disk are left out."""
     events = []
     for line in path.read_text().splitlines():
         try:

@@ -23,7 +23,7 @@ from megatron.resilience.data.preflight import check_data, check_packing
 from megatron.resilience.device.choose import Device, choose_device
 from megatron.resilience.model import initial_weights, packed_rotary
 from megatron.resilience.model.layers import layer_spec
-from megatron.resilience.patches import PatchSet
+from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.patches.training_log import Iteration
 from megatron.resilience.preset import read_preset, with_defaults
 from megatron.resilience.settings import Settings, add_our_flags
@@ -35,7 +35,7 @@ from megatron.resilience.upstream.origin import require_wheel
 from megatron.resilience.upstream.resume import job_store, resolve_load
 from megatron.resilience.upstream.rng import RngKeeper
 from resihp_ext.environment import RankEnvironment
-from resihp_ext.errors import ResiHPError, UserError
+from resihp_ext.errors import EXIT_OK, ResiHPError, UserError
 from resihp_ext.events import Event, EventLog
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Job:
 
         Raises:
             UserError: anything that the user has to change; nothing was started.
+            SystemExit: all steps are already done; with code 0.
             UpstreamDriftError: the installed Megatron is not one that the patches know.
         """
         require_wheel()
@@ -62,7 +63,10 @@ class Job:
         check_packing(self.args, self.settings.data)
         check_data(self.args)
         self.store = job_store(self.rank)
-        resolve_load(self.args, self.settings.checkpoint, self.store, self.rank)
+        self._resumed_step = resolve_load(
+            self.args, self.settings.checkpoint, self.store, self.rank
+        )
+        self._leave_if_done()
         self.model_config, self.config = arguments.configurations(self.args)
         self.models: list[torch.nn.Module] = []
         self._customise_model()
@@ -121,6 +125,19 @@ class Job:
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
 
+    def _leave_if_done(self) -> None:
+        """Ends a job that was started once more after its last step, as a requeued batch job is.
+
+        Raises:
+            SystemExit: with code 0; upstream would fail for want of samples.
+        """
+        last = self.args.train_iters
+        if last and self._resumed_step >= last and not self.args.skip_train:
+            if self.rank.rank == 0:
+                line = f"resihp: nothing to do: step {self._resumed_step} of {last} is already done"
+                print(line, flush=True)  # noqa: T201 - a line for people
+            raise SystemExit(EXIT_OK)
+
     def _share_gpus(self) -> None:
         """Lets several ranks of a node use one GPU, over gloo; NCCL cannot."""
         if self.device.kind == "cpu":
@@ -157,7 +174,7 @@ class Job:
     def _keep_models(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
         self.models = models
         if self.events is not None and self.rank.rank == 0:
-            self.events.write(Event.JOB_START, step=0, **self._description())
+            self.events.write(Event.JOB_START, step=self._resumed_step, **self._description())
         return models
 
     def _description(self) -> dict[str, Any]:

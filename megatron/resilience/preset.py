@@ -25,18 +25,26 @@ def read_preset(name: str) -> list[str]:
     """Flags of a preset, ``#`` starting a comment.
 
     Raises:
-        UserError: neither a shipped preset nor a readable file, or unbalanced quotes.
+        UserError: neither a shipped preset nor a readable file, unbalanced quotes, or a preset
+            within a preset.
     """
     path = Path(name) if "/" in name or name.endswith(".args") else FOLDER / f"{name}.args"
     try:
-        return shlex.split(path.read_text(), comments=True)
+        words = shlex.split(path.read_text("utf-8"), comments=True)
     except OSError as error:
         raise UserError(
             f"--preset {name}: {error.strerror}: {path}; shipped presets are "
             f"{', '.join(preset_names())}, anything else is the path of a file of flags"
         ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--preset {name}: {path} is not a text file in UTF-8") from error
     except ValueError as error:
         raise UserError(f"--preset {name}: {path}: {error}; check the quotes") from error
+    if any(word.split("=")[0] == "--preset" for word in words):
+        raise UserError(
+            f"--preset {name}: {path} names another preset; name both on the command line"
+        )
+    return words
 
 
 def split_presets(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import command
+from jobs import command, exit_code_and_words
 
 from megatron.resilience.testing.corpus import write_corpus
 from megatron.resilience.testing.trial import (
@@ -149,3 +149,22 @@ def test_samples_do_not_depend_on_who_asks(data: Path, packed: bool, tmp_path: P
                 ]
                 assert rank["trained"] == expected, "and trains what the address says"
     assert len({crc for step in reference for crc in step}) == 24, "24 different samples"
+
+
+@pytest.mark.timeout(300)
+def test_asynchronous_saves_are_asynchronous_and_whole(data: Path, tmp_path: Path) -> None:
+    words = command(data, "--packed-sequences", tp=2, steps=4)
+    save = ["--save", str(tmp_path / "ck"), "--save-interval", "2", "--async-save"]
+    codes, said = exit_code_and_words([*words, *save], world_size=2)
+    assert codes == [0, 0], said
+    assert said.count("scheduled an async checkpoint save at iteration") == 2
+    assert "successfully saved checkpoint from iteration       4" in said
+    straight = run_trial(words, world_size=2)
+    resumed = run_trial([*words, "--load", str(tmp_path / "ck"), "--ckpt-step", "2"], world_size=2)
+    assert resumed.losses == straight.losses[2:]
+    assert resumed.grad_norms == straight.grad_norms[2:]
+    start = next(event for event in resumed.events if event["event"] == Event.JOB_START)
+    assert start["step"] == 2
+    codes, said = exit_code_and_words([*words, "--load", str(tmp_path / "ck")], world_size=2)
+    assert codes == [0, 0], said
+    assert "nothing to do: step 4 of 4 is already done" in said

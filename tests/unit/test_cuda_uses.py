@@ -15,8 +15,8 @@ from functools import cache
 
 import pytest
 
+from megatron.resilience.device.patches.torch_name import TorchName
 from megatron.resilience.device.stand_in import _FACTORIES, CpuTorch
-from megatron.resilience.patches import TorchName
 from megatron.resilience.upstream.origin import wheel_folder
 
 pytestmark = pytest.mark.unit

@@ -15,8 +15,9 @@ import torch
 from megatron.resilience.device import choose
 from megatron.resilience.device.choose import DeviceConfig, choose_device, prepare_environment
 from megatron.resilience.device.host_memory import peak_rss_bytes, rss_bytes, total_bytes
+from megatron.resilience.device.patches.torch_name import TorchName
 from megatron.resilience.device.stand_in import CpuDevice, CpuTorch
-from megatron.resilience.patches import KINDS, PatchSet, TorchName
+from megatron.resilience.patches.registry import KINDS, PatchSet
 from megatron.resilience.start import command_line
 from resihp_ext.errors import UserError
 
@@ -155,7 +156,7 @@ def test_with_a_gpu_the_device_room_touches_nothing(monkeypatch: pytest.MonkeyPa
     try:
         symbols = patches.apply_for(device.kind)
         ours = {kind.symbol for kind in KINDS if ".device." in kind.__module__}
-        assert len(ours) == 4
+        assert len(ours) == 5
         assert not ours & set(symbols)
         for name in sys.modules[TorchName.__module__].MODULES:
             assert importlib.import_module(name).torch is torch

@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed
 
 from megatron.resilience.model.packed_rotary import PackedRotary, install, positions_in_segments
-from megatron.resilience.patches import PatchSet
+from megatron.resilience.patches.registry import PatchSet
 
 pytestmark = pytest.mark.unit
 

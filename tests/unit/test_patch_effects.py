@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-import megatron.resilience.patches as registry
-from megatron.resilience.patches import PatchSet
+from megatron.resilience.patches import registry
 from megatron.resilience.patches.distributed_adam import create_state, separate_steps
+from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.patches.training_log import Iteration
 from resihp_ext.errors import UpstreamDriftError
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import megatron.resilience.device.patches as device_folder
-import megatron.resilience.patches as registry
-from megatron.resilience.patches import KINDS, PatchSet, report
+from megatron.resilience import patches as patches_folder
+from megatron.resilience.patches import registry
 from megatron.resilience.patches.base import Patch, signature_drift, upstream_module
+from megatron.resilience.patches.registry import KINDS, PatchSet, report
 from resihp_ext.errors import UpstreamDriftError
 
 pytestmark = pytest.mark.unit
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.unit
 DATASETS = "megatron.core.datasets.utils"
 OPTIMIZER = "megatron.core.optimizer.distrib_optimizer"
 TRAINING = "megatron.training.training"
+ASYNC_UTILS = "megatron.core.dist_checkpointing.strategies.async_utils"
 RANDOM = "megatron.core.tensor_parallel.random"
 MISSING = object()
 
@@ -39,7 +41,9 @@ def owners() -> list[Any]:
     torch_name = module_of(registry.TorchName)
     names = {*torch_name.MODULES, torch_name.REFUSES_WITHOUT_CUDA, DATASETS, TRAINING, RANDOM}
     modules = [importlib.import_module(name) for name in sorted(names)]
-    return [*modules, importlib.import_module(OPTIMIZER).DistributedOptimizer, torch.Tensor]
+    caller = importlib.import_module(ASYNC_UTILS).PersistentAsyncCaller
+    optimizer = importlib.import_module(OPTIMIZER).DistributedOptimizer
+    return [*modules, optimizer, caller, torch.Tensor]
 
 
 def state_of_upstream() -> dict[tuple[str, str], Any]:
@@ -217,8 +221,9 @@ def test_the_whole_set_applies_and_undoes(device: str) -> None:
     patches.undo_all()
     assert symbols == tuple(kind.symbol for kind in KINDS if device in kind.devices)
     adam = {"state_dict", "load_state_dict", "_set_main_param_and_optimizer_states"}
-    everywhere = {"compile_helpers", "training_log", *adam}
-    on_cpu = {"torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
+    writer = {"schedule_async_call", "is_current_async_call_done", "close"}
+    everywhere = {"compile_helpers", "training_log", *adam, *writer}
+    on_cpu = {"async_loop", "torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
     assert names == everywhere | (on_cpu if device == "cpu" else set())
 
 
@@ -264,7 +269,7 @@ def test_report_applies_nothing_and_names_what_a_gpu_does_not_need() -> None:
 
 
 def test_every_patch_module_is_registered() -> None:
-    folders = (registry, device_folder)
+    folders = (patches_folder, device_folder)
     found = {
         value
         for folder in folders

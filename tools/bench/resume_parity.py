@@ -105,11 +105,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--quick", action="store_true", help="only the second variant")
+    parser.add_argument("--case", type=int, action="append", help="only this variant, by number")
     parser.add_argument("--seed", type=int, default=1234)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         data = write_corpus(Path(folder) / "data", seed=options.seed)
-        chosen = (1,) if options.quick else range(len(CASES))
+        chosen = (1,) if options.quick else options.case or range(len(CASES))
         rows = [row for case in chosen for row in compare(data, options.seed, case)]
     result = {
         "same_layout_bitwise": all(row["bitwise"] for row in rows if row["from"] == row["to"]),

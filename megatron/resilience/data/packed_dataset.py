@@ -177,9 +177,12 @@ def _store(path: Path, packing: Packing) -> None:
     arrays: dict[str, Any] = {name: getattr(packing, name) for name in _ARRAYS}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, suffix=".tmp", delete_on_close=False
+        ) as file:
             np.savez(file, **arrays)
-        os.replace(file.name, path)
+            file.close()
+            os.replace(file.name, path)
     except OSError as error:
         logger.warning(
             "packing is not cached in %s: %s; it is computed at every start", path, error

@@ -139,7 +139,7 @@ def _gather_patches(
     if any(origin.shadow or origin.found != origin.expected for origin in origins):
         return None, "another Megatron shadows the installed one"  # and could fail in any way
     try:
-        registry: Any = importlib.import_module("megatron.resilience.patches")
+        registry: Any = importlib.import_module("megatron.resilience.patches.registry")
     except ImportError as error:
         return None, str(error)
     found = tuple(

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Name
         _repair_help(parser)
         return add_flags(parser)
 
-    with _command_line(argv), user_errors("command line"):
+    with _command_line(_with_worker(argv)), user_errors("command line"):
         args = upstream_arguments.parse_and_validate_args(extra_args_provider=provide)
     if not _gave(argv, "--padded-vocab-size", "--make-vocab-size-divisible-by"):
         multiple = _VOCABULARY_MULTIPLE
@@ -112,6 +112,11 @@ def _repair_help(parser: argparse.ArgumentParser) -> None:
 def refuse(message: str) -> NoReturn:
     """Stands for ``ArgumentParser.error``: one line instead of pages of usage."""
     raise UserError(f"{' '.join(message.split())}; see --help")
+
+
+def _with_worker(argv: Sequence[str]) -> list[str]:
+    """Adds the flag without which upstream switches ``--async-save`` off, with a mere warning."""
+    return [*argv, *(["--use-persistent-ckpt-worker"] if _gave(argv, "--async-save") else [])]
 
 
 def _gave(argv: Sequence[str], *flags: str) -> bool:

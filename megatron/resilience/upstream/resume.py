@@ -38,8 +38,11 @@ def resolve_load(
     config: CheckpointSafetyConfig,
     store: distributed.Store,
     rank: RankEnvironment,
-) -> None:
+) -> int:
     """Points Megatron's arguments at the newest sound checkpoint of ``--load``; collective.
+
+    Returns:
+        The step that the checkpoint holds; 0 when training starts from the first.
 
     Raises:
         UserError: ``--load`` was given and nothing can be loaded: training never starts from
@@ -47,11 +50,11 @@ def resolve_load(
         AgreementError: a rank did not answer in time.
     """
     if args.load is None:
-        return
+        return 0
     # Upstream would go on from random weights with a warning.
     args.exit_on_missing_checkpoint = True
     if args.ckpt_format != "torch_dist":
-        return
+        return 0
     seat = Seat(
         store=distributed.PrefixStore("resihp", store),
         rank=rank.rank,
@@ -70,6 +73,7 @@ def resolve_load(
         args.load = None
     elif choice.iteration is not None:
         args.ckpt_step = choice.iteration
+    return 0 if args.finetune else choice.iteration or 0
 
 
 def report(line: str) -> None:
