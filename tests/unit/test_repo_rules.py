@@ -5,6 +5,7 @@ samples that break it, so that a rule that no longer bites fails as well.
 """
 
 import ast
+import fnmatch
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -231,6 +232,16 @@ def test_no_forbidden_words() -> None:
         text = path.read_bytes().decode("utf-8", errors="replace")
         complaints += [f"{path.relative_to(ROOT)}: {w}" for w in FORBIDDEN_WORDS if w in text]
     assert not complaints, "\n".join(complaints)
+
+
+def test_every_test_file_is_collected(pytestconfig: pytest.Config) -> None:
+    """A folder that pytest passes over (its defaults name "dist") would never be missed."""
+    passed_over = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {"unit", "dist", "gpu"} <= {folder.name for folder in folders}
+    for folder in folders:
+        for part in folder.parts:
+            assert not any(fnmatch.fnmatch(part, pattern) for pattern in passed_over), folder
 
 
 def test_planning_half_runs_without_torch() -> None:
