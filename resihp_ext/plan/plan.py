@@ -101,6 +101,15 @@ class Plan:
         """Micro-batches of a global batch."""
         return len(self.routes)
 
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Every replica's instance of every stage, in ascending order."""
+        return tuple(
+            Instance(replica=number, stage=index)
+            for number, one in enumerate(self.replicas)
+            for index in range(len(one.stages))
+        )
+
     @cached_property
     def standby(self) -> tuple[int, ...]:
         """Live ranks that hold no stage."""
