@@ -1,0 +1,1 @@
+"""Who holds which piece of which logical tensor, who shares it, and who must send it. Pure data."""
