@@ -63,7 +63,7 @@ class Action:
             text += str(self.micro_batch)
         if self.peer is not None:
             arrow = ">" if self.kind in SENDS else "<"
-            text += f"{arrow}{self.peer.replica}.{self.peer.stage}"
+            text += f"{arrow}{self.peer}"
         return text
 
     @classmethod
@@ -79,3 +79,7 @@ class Action:
         kind, *numbers = [group for group in match.groups() if group is not None] or [text]
         peer = Instance(replica=int(numbers[1]), stage=int(numbers[2])) if numbers[1:] else None
         return cls(kind=Kind(kind), micro_batch=int(numbers[0]) if numbers else -1, peer=peer)
+
+
+END = (Action(kind=Kind.SYNC), Action(kind=Kind.STEP))
+"""What every instance does after its last micro-batch."""

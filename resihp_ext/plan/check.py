@@ -10,15 +10,13 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from resihp_ext.plan.action import RECEIVES, SENDS, Action, Kind
+from resihp_ext.plan.action import END, RECEIVES, SENDS, Action, Kind
 from resihp_ext.plan.dry_run import dry_run
 from resihp_ext.plan.grid import grid
-from resihp_ext.plan.plan import Instance, Plan
-from resihp_ext.plan.program import Cell, Program, ProgramError
-
-_END = (Action(kind=Kind.SYNC), Action(kind=Kind.STEP))
+from resihp_ext.plan.plan import Instance, Plan, neighbours
+from resihp_ext.plan.program import Cell, Program, ProgramError, is_split
 
 
 def checked(program: Program, plan: Plan) -> Program:
@@ -29,21 +27,22 @@ def checked(program: Program, plan: Plan) -> Program:
     """
     if program.instances != plan.instances:
         wrong = sorted(set(program.instances) ^ set(plan.instances))
-        names = ", ".join(f"{one.replica}.{one.stage}" for one in wrong) or "in another order"
+        names = ", ".join(map(str, wrong)) or "in another order"
         raise ProgramError(f"program: its instances are not the plan's: {names}")
+    visits: dict[Instance, list[int]] = {instance: [] for instance in plan.instances}
+    for micro_batch, route in enumerate(plan.routes):
+        for instance in route:
+            visits[instance].append(micro_batch)
     for instance in program.instances:
-        _check_content(program, plan, instance)
-        _check_order(program, plan, instance)
+        _check_content(program, plan, instance, visits[instance])
+        _check_order(program, plan, instance, visits[instance])
     dry_run(program, lambda _instance, _action: 1.0)
     return program
 
 
 def chain(plan: Plan, instance: Instance, micro_batch: int, *, split: bool) -> Iterator[Action]:
     """What an instance does with a micro-batch that visits it, in order; ``W`` last."""
-    route = plan.routes[micro_batch]
-    place = route.index(instance)
-    before = route[place - 1] if place else None
-    after = route[place + 1] if place + 1 < len(route) else None
+    before, after = neighbours(plan.routes[micro_batch], instance)
     for kind, peer in (
         (Kind.RECV_FORWARD, before),
         (Kind.FORWARD, None),
@@ -59,21 +58,13 @@ def chain(plan: Plan, instance: Instance, micro_batch: int, *, split: bool) -> I
         yield Action(kind=kind, micro_batch=micro_batch, peer=peer)
 
 
-def _visits(plan: Plan, instance: Instance) -> list[int]:
-    return [number for number, route in enumerate(plan.routes) if instance in route]
-
-
-def _is_split(actions: tuple[Action, ...]) -> bool:
-    return any(action.kind is Kind.WEIGHT for action in actions)
-
-
-def _check_content(program: Program, plan: Plan, instance: Instance) -> None:
+def _check_content(program: Program, plan: Plan, instance: Instance, visits: Sequence[int]) -> None:
     """Exactly the actions that the routes demand. Both ends of a transfer follow from one route, so
     that each has its other end follows from this."""
     actions = program.actions(instance)
-    split = _is_split(actions)
-    wanted = Counter(_END)
-    for micro_batch in _visits(plan, instance):
+    split = is_split(actions)
+    wanted = Counter(END)
+    for micro_batch in visits:
         wanted.update(chain(plan, instance, micro_batch, split=split))
     found: Counter[Action] = Counter()
     for index, action in enumerate(actions):
@@ -85,13 +76,13 @@ def _check_content(program: Program, plan: Plan, instance: Instance) -> None:
         raise _error(program, instance, len(actions) - 1, f"{missing[0]} is missing")
 
 
-def _check_order(program: Program, plan: Plan, instance: Instance) -> None:
+def _check_order(program: Program, plan: Plan, instance: Instance, visits: Sequence[int]) -> None:
     """Receive, run, send, for each micro-batch; W after B; SYNC and STEP at the end."""
     actions = program.actions(instance)
     at = {action: index for index, action in enumerate(actions)}
-    if actions[-2:] != _END:
-        raise _error(program, instance, at[_END[0]], "SYNC and STEP must end the list")
-    for micro_batch in _visits(plan, instance):
+    if actions[-2:] != END:
+        raise _error(program, instance, at[END[0]], "SYNC and STEP must end the list")
+    for micro_batch in visits:
         last = -1
         for action in chain(plan, instance, micro_batch, split=False):
             if at[action] < last:
@@ -105,5 +96,4 @@ def _check_order(program: Program, plan: Plan, instance: Instance) -> None:
 
 def _error(program: Program, instance: Instance, index: int, what: str) -> ProgramError:
     cell = Cell(instance=instance, index=index)
-    place = f"{instance.replica}.{instance.stage}"
-    return ProgramError(f"program: {place}, action {index}: {what}\n{grid(program, {cell})}")
+    return ProgramError(f"program: {instance}, action {index}: {what}\n{grid(program, {cell})}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from resihp_ext.plan.action import COMPUTE, RECEIVES, SENDS, Action, Kind
 from resihp_ext.plan.grid import grid
 from resihp_ext.plan.plan import Instance
-from resihp_ext.plan.program import Cell, Program, ProgramError
+from resihp_ext.plan.program import Cell, Program, ProgramError, is_split
 
 Cost = Callable[[Instance, Action], float]
 """Seconds (or any unit) that an action keeps its instance busy; for a send, until it arrives."""
@@ -57,10 +57,7 @@ def dry_run(program: Program, cost: Cost) -> Timeline:
     walk = _Walk(program, cost)
     walk.run()
     if stuck := walk.stuck():
-        waits = "; ".join(
-            f"{cell.instance.replica}.{cell.instance.stage} waits at {action}"
-            for cell, action in stuck
-        )
+        waits = "; ".join(f"{cell.instance} waits at {action}" for cell, action in stuck)
         raise ProgramError(f"deadlock: {waits}\n{grid(program, {cell for cell, _ in stuck})}")
     return Timeline(spans=tuple(walk.spans))
 
@@ -69,7 +66,7 @@ def peak_in_flight(program: Program, instance: Instance) -> int:
     """Most micro-batches whose activations an instance holds at once: run forward, and not yet
     backward (with a split backward, not yet ``W``)."""
     actions = program.actions(instance)
-    last = Kind.WEIGHT if any(a.kind is Kind.WEIGHT for a in actions) else Kind.BACKWARD
+    last = Kind.WEIGHT if is_split(actions) else Kind.BACKWARD
     now = peak = 0
     for action in actions:
         now += (action.kind is Kind.FORWARD) - (action.kind is last)

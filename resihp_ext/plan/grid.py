@@ -22,7 +22,7 @@ def grid(program: Program, marked: Collection[Cell] = ()) -> str:
         columns = range(max(0, min(places) - AROUND), min(len(columns), max(places) + AROUND + 1))
     rows = [["", *map(str, columns)]]
     for instance, actions in program.lists:
-        row = [f"{instance.replica}.{instance.stage}"]
+        row = [str(instance)]
         for index in columns:
             text = str(actions[index]) if index < len(actions) else ""
             row.append(f">>{text}<<" if Cell(instance=instance, index=index) in marked else text)

@@ -79,9 +79,19 @@ class Instance:
     replica: int
     stage: int
 
+    def __str__(self) -> str:
+        return f"{self.replica}.{self.stage}"
+
 
 Route = tuple[Instance, ...]
 """The instances one micro-batch visits, first layer to last."""
+
+
+def neighbours(route: Route, instance: Instance) -> tuple[Instance | None, Instance | None]:
+    """Where a micro-batch comes from and where it goes; None at the ends of its route."""
+    place = route.index(instance)
+    before = route[place - 1] if place else None
+    return before, route[place + 1] if place + 1 < len(route) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,10 +239,10 @@ def _check_route(plan: Plan, micro_batch: int, route: Route) -> None:
             0 <= instance.replica < len(plan.replicas)
             and 0 <= instance.stage < len(plan.replicas[instance.replica].stages)
         ):
-            raise PlanError(f"{where} visits {instance}, which does not exist")
+            raise PlanError(f"{where} visits {instance!r}, which does not exist")
         low, high = plan.stage(instance).layers
         if low != at:
-            raise PlanError(f"{where} arrives at layer {at} but {instance} starts at layer {low}")
+            raise PlanError(f"{where} arrives at layer {at} but {instance!r} starts at layer {low}")
         at = high
     if at != plan.num_layers:
         raise PlanError(f"{where} ends after layer {at} of {plan.num_layers}")

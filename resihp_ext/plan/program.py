@@ -8,11 +8,12 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
-from resihp_ext.plan.action import Action
+from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.plan import Instance, PlanError
 
 
@@ -24,11 +25,16 @@ class Cell:
     index: int
 
 
+def is_split(actions: Iterable[Action]) -> bool:
+    """Whether an instance gives the gradients of its weights apart from those of its inputs."""
+    return any(action.kind is Kind.WEIGHT for action in actions)
+
+
 class ProgramError(PlanError):
     """A program that cannot be executed; names the cell, and shows the grid with it marked."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """What each instance does, in order; all ranks of an instance do the same."""
 
@@ -42,7 +48,11 @@ class Program:
 
     def actions(self, instance: Instance) -> tuple[Action, ...]:
         """Actions of one instance; none for one that is not in the program."""
-        return dict(self.lists).get(instance, ())
+        return self._by_instance.get(instance, ())
+
+    @cached_property
+    def _by_instance(self) -> dict[Instance, tuple[Action, ...]]:
+        return dict(self.lists)
 
     def cells(self) -> Iterator[tuple[Cell, Action]]:
         """Every cell with its action, instance after instance."""
@@ -53,8 +63,7 @@ class Program:
     def to_text(self) -> str:
         """One line an instance: ``1.0: F0 SF0>1.1 ...``."""
         return "".join(
-            f"{instance.replica}.{instance.stage}: {' '.join(map(str, actions))}\n"
-            for instance, actions in self.lists
+            f"{instance}: {' '.join(map(str, actions))}\n" for instance, actions in self.lists
         )
 
     @classmethod

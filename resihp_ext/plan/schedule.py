@@ -21,8 +21,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from resihp_ext.plan.action import Action, Kind
-from resihp_ext.plan.plan import Instance, Plan, Route
+from resihp_ext.plan.action import END, Action, Kind
+from resihp_ext.plan.plan import Instance, Plan, neighbours
 from resihp_ext.plan.program import Program
 
 Duration = Callable[[Instance, Kind], float]
@@ -123,17 +123,15 @@ class _Clock:
     def _finish(self, instance: Instance, kind: Kind, micro_batch: int) -> None:
         worker = self._workers[instance]
         worker.busy = False
-        route = self._routes[micro_batch]
-        place = route.index(instance)
+        before, after = neighbours(self._routes[micro_batch], instance)
         if kind is Kind.FORWARD:
-            following = route[place + 1] if place + 1 < len(route) else None
-            target, then = (following, Kind.FORWARD) if following else (instance, Kind.BACKWARD)
+            target, then = (after, Kind.FORWARD) if after else (instance, Kind.BACKWARD)
             heapq.heappush(self._workers[target].ready[then], micro_batch)
         if kind is (Kind.WEIGHT if self._split else Kind.BACKWARD):
             worker.in_flight -= 1
         if kind is Kind.BACKWARD:
-            if place:
-                heapq.heappush(self._workers[route[place - 1]].ready[Kind.BACKWARD], micro_batch)
+            if before:
+                heapq.heappush(self._workers[before].ready[Kind.BACKWARD], micro_batch)
             if self._split:
                 heapq.heappush(worker.ready[Kind.WEIGHT], micro_batch)
 
@@ -144,7 +142,7 @@ def _with_transfers(
     """Adds transfers around the computation of one instance, then SYNC and STEP."""
     actions: list[Action] = []
     for kind, micro_batch in order:
-        before, after = _neighbours(plan.routes[micro_batch], instance)
+        before, after = neighbours(plan.routes[micro_batch], instance)
         if kind is Kind.BACKWARD:
             before, after = after, before
         receive, send = {
@@ -156,10 +154,4 @@ def _with_transfers(
         actions.append(Action(kind=kind, micro_batch=micro_batch))
         if send and after:
             actions.append(Action(kind=send, micro_batch=micro_batch, peer=after))
-    return (*actions, Action(kind=Kind.SYNC), Action(kind=Kind.STEP))
-
-
-def _neighbours(route: Route, instance: Instance) -> tuple[Instance | None, Instance | None]:
-    place = route.index(instance)
-    before = route[place - 1] if place else None
-    return before, route[place + 1] if place + 1 < len(route) else None
+    return (*actions, *END)

@@ -1,14 +1,13 @@
 """Rotary embeddings of packed documents against upstream's own, document by document."""
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 import pytest
 import torch
 from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
+from packed_params import packed
 from torch import distributed
 
 from megatron.resilience.model.packed_rotary import PackedRotary, install, positions_in_segments
@@ -42,17 +41,6 @@ def config(*, interleaved: bool = False) -> TransformerConfig:
 
 def rotary(group: distributed.ProcessGroup, percent: float = 1.0) -> RotaryEmbedding:
     return RotaryEmbedding(CHANNELS, percent, use_cpu_initialization=True, cp_group=group)
-
-
-def packed(lengths: list[int]) -> PackedSeqParams:
-    edges = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=edges,
-        cu_seqlens_kv=edges,
-        max_seqlen_q=max(lengths),
-        max_seqlen_kv=max(lengths),
-    )
 
 
 def table(module: PackedRotary, lengths: list[int] | None, tokens: int) -> torch.Tensor:

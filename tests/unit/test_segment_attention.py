@@ -1,6 +1,5 @@
 """Attention over packed documents against a dense block-diagonal mask, and its cost."""
 
-import itertools
 import logging
 import math
 import statistics
@@ -10,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
+from packed_params import packed
 from torch import distributed
 
 from megatron.resilience.model.segment_attention import SegmentAttention
@@ -41,17 +40,6 @@ def attention(groups: ProcessGroupCollection, heads: int, kv: int, **extra: obje
         **extra,
     )
     return SegmentAttention(config, layer_number, AttnMaskType.causal, "self", pg_collection=groups)
-
-
-def packed(lengths: list[int]) -> PackedSeqParams:
-    edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=edges,
-        cu_seqlens_kv=edges,
-        max_seqlen_q=max(lengths),
-        max_seqlen_kv=max(lengths),
-    )
 
 
 def tensors(tokens: int, heads: int, kv: int, seed: int = 0) -> list[torch.Tensor]:
