@@ -58,8 +58,9 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     except ResiHPError as error:
         if _first_on_node() if error.speaks is None else error.speaks:
             sys.stdout.flush()
-            # The one line for people.
-            print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            # One write, so that lines of several ranks do not run into each other.
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
         return EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
     return EXIT_OK
 

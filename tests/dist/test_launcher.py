@@ -20,11 +20,13 @@ TIME_LIMIT_S = 60
 WORKER = """
 import os, pathlib, signal, subprocess, sys, time
 rank, how, folder = int(os.environ["RANK"]), sys.argv[1], pathlib.Path(sys.argv[2])
+def say(stream, line):  # one write a line: print makes several under PYTHONUNBUFFERED
+    os.write(stream.fileno(), (line + "\\n").encode())
 if how == "ok":
-    print("rank", rank, "of", os.environ["WORLD_SIZE"], "omp", os.environ["OMP_NUM_THREADS"])
+    say(sys.stdout, f"rank {rank} of {os.environ['WORLD_SIZE']} omp {os.environ['OMP_NUM_THREADS']}")
     sys.exit(0)
 if how == "usage":
-    print(f"error: rank {rank}: bad flag", file=sys.stderr)
+    say(sys.stderr, f"error: rank {rank}: bad flag")
     sys.exit(2)
 if how == "crash" and rank == 1:
     sys.exit(7)
