@@ -1,0 +1,178 @@
+"""Bytes of a rank: parameters, gradients, optimizer, activations in flight.
+
+Activations are counted tensor by tensor, as in Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models" (2022, arXiv 2205.05198, section 4), less what today's
+layers do not keep: fused attention keeps no scores, and there is no dropout. A plan's peak comes
+from replaying its program; :func:`stage_bytes` is the same for a given number of micro-batches in
+flight.
+
+Not counted: the context of CUDA, buffers of NCCL, temporary tensors inside a layer, and what the
+allocator wastes. Leave room for them.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from resihp_ext.cost.model_shape import ModelShape
+from resihp_ext.plan.dry_run import peak_in_flight
+from resihp_ext.plan.plan import Instance, Plan
+from resihp_ext.plan.program import Program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPolicy:
+    """Sizes and choices; the defaults are Megatron's mixed precision with bf16."""
+
+    param_bytes: int = 2
+    """Of an element of parameters, hence of activations."""
+    grad_bytes: int = 4
+    master_bytes: int = 4
+    """Of the optimizer's own copy of a parameter; 0 when parameters are in 32 bits anyway."""
+    moment_bytes: int = 4
+    """Of each of Adam's two moments."""
+    sharded: bool = False
+    """Whether replicas share the optimizer's state among them (distributed optimizer)."""
+    sequence_parallel: bool = False
+    recompute: bool = False
+    """Whether only the inputs of layers are kept, and the rest is computed again."""
+    fused_activation: bool = True
+    """Whether the gated activation function keeps its inputs only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """The bytes of one stage on one of its ranks, by kind."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Of one micro-batch in flight."""
+    recomputed: int
+    """Of the layer that is being computed again; exists once."""
+    buffers: int
+    """Boundary tensors on their way, and logits before the loss has them; exist once."""
+
+    @property
+    def static(self) -> int:
+        """What stays from step to step."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def transient(self) -> int:
+        """What exists once, whatever is in flight."""
+        return self.recomputed + self.buffers
+
+    def total(self, in_flight: int) -> int:
+        """With micro-batches in flight."""
+        moving = self.transient + in_flight * self.activations if in_flight else 0
+        return self.static + moving
+
+
+def layer_activation_bytes(shape: ModelShape, policy: MemoryPolicy, tp: int) -> int:
+    """What one layer keeps of one micro-batch for its backward."""
+    whole_share = tp if policy.sequence_parallel else 1
+    # Inputs of both norms (the residual stream) and what they give, the inputs of the matrices.
+    whole = 4 * shape.hidden_size * policy.param_bytes // whole_share
+    # Queries, keys, values; what attention gives; then both ends of the activation function.
+    gate = shape.ffn_hidden_size if shape.gated and not policy.fused_activation else 0
+    wide = shape.qkv_size + shape.hidden_size + shape.fc1_size + shape.ffn_hidden_size + gate
+    # Fused attention keeps the logarithm of each row's sum, in 32 bits.
+    share = (wide * policy.param_bytes + 4 * shape.attention_heads) // tp
+    return shape.tokens * (whole + share)
+
+
+def input_bytes(shape: ModelShape, policy: MemoryPolicy, tp: int) -> int:
+    """A boundary tensor: what goes into or comes out of a layer."""
+    size = shape.tokens * shape.hidden_size * policy.param_bytes
+    return size // tp if policy.sequence_parallel else size
+
+
+def stage_memory(
+    shape: ModelShape,
+    policy: MemoryPolicy,
+    *,
+    depth: int,
+    tp: int,
+    first: bool,
+    last: bool,
+    shards: int = 1,
+) -> StageMemory:
+    """Counts one stage.
+
+    Args:
+        depth: Layers.
+        first: Whether it holds the embedding.
+        last: Whether it holds the output layer and the loss.
+        shards: Replicas that share the optimizer's state, if the policy says so.
+    """
+    parameters = shape.rank_parameters(depth=depth, tp=tp, first=first, last=last)
+    owned = -(-parameters // shards) if policy.sharded else parameters
+    layer = layer_activation_bytes(shape, policy, tp)
+    boundary = input_bytes(shape, policy, tp)
+    logits = shape.tokens * shape.vocab_size // tp if last else 0
+    # The head keeps the inputs of its norm and of its matrix, and the softmax in 32 bits.
+    head = 2 * boundary + 4 * logits if last else 0
+    return StageMemory(
+        parameters=parameters * policy.param_bytes,
+        gradients=parameters * policy.grad_bytes,
+        optimizer=owned * (policy.master_bytes + 2 * policy.moment_bytes),
+        activations=depth * (boundary if policy.recompute else layer) + head,
+        recomputed=layer - boundary if policy.recompute else 0,
+        buffers=boundary * ((not first) + (not last)) + logits * policy.param_bytes,
+    )
+
+
+def stage_bytes(
+    shape: ModelShape,
+    policy: MemoryPolicy,
+    *,
+    depth: int,
+    tp: int,
+    first: bool,
+    last: bool,
+    in_flight: int,
+    shards: int = 1,
+) -> int:
+    """Peak of a rank of one stage with ``in_flight`` micro-batches; see :func:`stage_memory`."""
+    stage = stage_memory(shape, policy, depth=depth, tp=tp, first=first, last=last, shards=shards)
+    return stage.total(in_flight)
+
+
+def instance_memory(
+    plan: Plan, shape: ModelShape, policy: MemoryPolicy
+) -> Mapping[Instance, StageMemory]:
+    """Every instance of a plan; the optimizer's state is shared by all replicas."""
+    return {
+        instance: stage_memory(
+            shape,
+            policy,
+            depth=stage.depth,
+            tp=stage.tp,
+            first=stage.layers[0] == 0,
+            last=stage.layers[1] == plan.num_layers,
+            shards=len(plan.replicas),
+        )
+        for instance in plan.instances
+        for stage in (plan.stage(instance),)
+    }
+
+
+def peak_bytes(
+    plan: Plan, program: Program, shape: ModelShape, policy: MemoryPolicy
+) -> dict[int, int]:
+    """Peak of every rank that holds a stage, by replaying the program.
+
+    A rank that holds several chunks of the model has the sum of their peaks: a bound, since they
+    need not come at once.
+    """
+    peaks: dict[int, int] = {}
+    for instance, memory in instance_memory(plan, shape, policy).items():
+        total = memory.total(peak_in_flight(program, instance))
+        for rank in plan.stage(instance).ranks:
+            peaks[rank] = peaks.get(rank, 0) + total
+    return dict(sorted(peaks.items()))
