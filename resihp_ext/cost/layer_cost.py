@@ -42,17 +42,26 @@ class Coefficients:
         return self.alpha_s * tokens + self.beta_s * squared
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorGroup:
+    """The ranks that share a layer."""
+
+    tp: int
+    link: Link
+    sequence_parallel: bool = False
+
+
 class LayerCost(Protocol):
     """Where coefficients come from."""
 
-    def layer(self, shape: ModelShape, tp: int, part: Part, link: Link) -> Coefficients:
-        """Of one layer, on each of ``tp`` ranks joined by ``link``."""
+    def layer(self, shape: ModelShape, group: TensorGroup, part: Part) -> Coefficients:
+        """Of one layer, on each rank of its group."""
 
-    def head(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
-        """Of output layer and loss."""
+    def head_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
+        """Of output layer and loss; seconds a token."""
 
-    def embedding(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
-        """Of the lookup."""
+    def embedding_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
+        """Of the lookup; seconds a token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,36 +77,36 @@ class Rates:
     backward_attention: float = 2.5
     """Attention's backward over its forward: five products instead of two (Dao 2023)."""
 
-    def layer(self, shape: ModelShape, tp: int, part: Part, link: Link) -> Coefficients:
+    def layer(self, shape: ModelShape, group: TensorGroup, part: Part) -> Coefficients:
         """Products by FLOPs, everything else by bytes."""
-        products_s = 2 * shape.layer_matrix_parameters / tp / self.matrix_flops
+        products_s = 2 * shape.layer_matrix_parameters / group.tp / self.matrix_flops
         if part is Part.WEIGHT:
             return Coefficients(alpha_s=products_s)
-        # Of one token, read and written: two norms and two additions on the whole width of every
-        # rank, rotary embedding and activation function on the rank's share.
-        whole = 10 * shape.hidden_size
-        share = (2 * shape.qkv_size + shape.fc1_size + shape.ffn_hidden_size) / tp
-        other_s = (whole + share) * self.element_bytes / self.memory_bytes_per_s
-        # Two all-reduces a layer and direction (Shoeybi et al. 2019); with sequence parallelism the
-        # same bytes as reduce-scatters and all-gathers.
+        # Of one token, read and written: two norms and two additions over the whole width, rotary
+        # embedding and activation function over the rank's share.
+        whole = 10 * shape.hidden_size / (group.tp if group.sequence_parallel else 1)
+        share = (2 * shape.qkv_size + shape.fc1_size + shape.ffn_hidden_size) / group.tp
+        passes_s = (whole + share) * self.element_bytes / self.memory_bytes_per_s
+        # Two all-reduces a layer and direction (Shoeybi et al. 2019, arXiv 1909.08053); sequence
+        # parallelism moves the same bytes by reduce-scatters and all-gathers.
         boundary_bytes = shape.tokens * shape.hidden_size * self.element_bytes
-        group_s = 2 * link.all_reduce_s(boundary_bytes, tp) / shape.tokens
-        beta_s = 2 * shape.hidden_size / tp / self.attention_flops
+        group_s = 2 * group.link.all_reduce_s(boundary_bytes, group.tp) / shape.tokens
+        beta_s = 2 * shape.hidden_size / group.tp / self.attention_flops
         if part is Part.INPUT:
             beta_s *= self.backward_attention
-        return Coefficients(alpha_s=products_s + other_s + group_s, beta_s=beta_s)
+        return Coefficients(alpha_s=products_s + passes_s + group_s, beta_s=beta_s)
 
-    def head(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
-        """One product, and the loss: some passes over the logits in 32 bits."""
-        alpha_s = 2 * shape.embedding_parameters / tp / self.matrix_flops
+    def head_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
+        """One product, and the loss: passes over the logits in 32 bits."""
+        product_s = 2 * shape.embedding_parameters / group.tp / self.matrix_flops
         passes = {Part.FORWARD: 6, Part.INPUT: 3, Part.WEIGHT: 0}[part]
-        alpha_s += passes * 4 * shape.vocab_size / tp / self.memory_bytes_per_s
-        return Coefficients(alpha_s=alpha_s)
+        loss_s = passes * 4 * shape.vocab_size / group.tp / self.memory_bytes_per_s
+        return product_s + loss_s
 
-    def embedding(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
-        """Reads and writes a row a token; backward adds rows up in 32 bits."""
+    def embedding_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
+        """Forward reads and writes a row a token, backward adds one up in 32 bits."""
         row_bytes = {Part.FORWARD: 2 * self.element_bytes, Part.INPUT: 0, Part.WEIGHT: 12}[part]
-        return Coefficients(alpha_s=row_bytes * shape.hidden_size / self.memory_bytes_per_s)
+        return row_bytes * shape.hidden_size / self.memory_bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,39 +135,35 @@ class Measured:
         if not self.layers:
             raise ValueError("no TP degree was measured")
 
-    def layer(self, shape: ModelShape, tp: int, part: Part, link: Link) -> Coefficients:
-        """Half of the linear part of backward is the weights', all of the quadratic the input's."""
-        degree, found = self._nearest(tp)
-        linear = self._scale(
-            shape.layer_matrix_parameters, self.shape.layer_matrix_parameters, degree, tp
-        )
-        quadratic = self._scale(shape.hidden_size, self.shape.hidden_size, degree, tp)
+    def layer(self, shape: ModelShape, group: TensorGroup, part: Part) -> Coefficients:
+        """Half of backward's linear part is the weights', all of its quadratic part the input's."""
+        degree, found = self._nearest(group.tp)
+        reference = self.shape
+        linear = shape.layer_matrix_parameters / reference.layer_matrix_parameters
+        quadratic = shape.hidden_size / reference.hidden_size
         if part is Part.FORWARD:
             alpha_s, beta_s = found.forward.alpha_s, found.forward.beta_s
         else:
             alpha_s = found.backward.alpha_s / 2
             beta_s = found.backward.beta_s if part is Part.INPUT else 0.0
-        return Coefficients(alpha_s=alpha_s * linear, beta_s=beta_s * quadratic)
+        share = degree / group.tp
+        return Coefficients(alpha_s=alpha_s * linear * share, beta_s=beta_s * quadratic * share)
 
-    def head(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
+    def head_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
         """Half of backward for each of its parts."""
-        degree, found = self._nearest(tp)
-        scale = self._scale(shape.embedding_parameters, self.shape.embedding_parameters, degree, tp)
-        whole_s = found.head_forward_s if part is Part.FORWARD else found.head_backward_s / 2
-        return Coefficients(alpha_s=whole_s * scale)
+        degree, found = self._nearest(group.tp)
+        scale = shape.embedding_parameters / self.shape.embedding_parameters * degree / group.tp
+        token_s = found.head_forward_s if part is Part.FORWARD else found.head_backward_s / 2
+        return token_s * scale
 
-    def embedding(self, shape: ModelShape, tp: int, part: Part) -> Coefficients:
+    def embedding_s(self, shape: ModelShape, group: TensorGroup, part: Part) -> float:
         """Forward as measured, as much for the weights, nothing for the input."""
-        found = self._nearest(tp)[1]
+        found = self._nearest(group.tp)[1]
         scale = shape.hidden_size / self.shape.hidden_size
-        return Coefficients(alpha_s=0.0 if part is Part.INPUT else found.embedding_s * scale)
+        return 0.0 if part is Part.INPUT else found.embedding_s * scale
 
     def _nearest(self, tp: int) -> tuple[int, MeasuredLayer]:
         """The largest measured degree that is not above ``tp``, else the smallest."""
         below = [degree for degree in self.layers if degree <= tp]
         degree = max(below) if below else min(self.layers)
         return degree, self.layers[degree]
-
-    @staticmethod
-    def _scale(size: int, measured: int, degree: int, tp: int) -> float:
-        return size / measured * (degree / tp)
