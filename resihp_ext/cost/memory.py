@@ -39,8 +39,9 @@ class MemoryPolicy:
     sequence_parallel: bool = False
     recompute: bool = False
     """Whether only the inputs of layers are kept, and the rest is computed again."""
-    fused_activation: bool = True
-    """Whether the gated activation function keeps its inputs only."""
+    fused: bool = True
+    """Whether norms, rotary embedding and activation function are single kernels, as with
+    Transformer Engine; local layers keep what lies between their parts, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +76,24 @@ class StageMemory:
 
 def layer_activation_bytes(shape: ModelShape, policy: MemoryPolicy, tp: int) -> int:
     """What one layer keeps of one micro-batch for its backward."""
+    # The inputs of both norms (the residual stream), and what they give: the matrices' inputs.
+    whole = 4 * shape.hidden_size
+    # Queries, keys, values; what attention gives; both ends of the activation function.
+    share = shape.qkv_size + shape.hidden_size + shape.fc1_size + shape.ffn_hidden_size
+    tables = 0
+    if not policy.fused:
+        # The norms' inputs before their scales.
+        whole += 2 * shape.hidden_size
+        # Queries, keys and values before rotation; attention's output by heads and by tokens.
+        share += (shape.qkv_size + shape.hidden_size) // 2 + shape.hidden_size
+        # What the gate gives, and the other half, to which upstream adds an offset.
+        share += 2 * shape.ffn_hidden_size if shape.gated else 0
+        # Cosines and sines, of queries and of keys.
+        tables = 4 * 4 * (shape.hidden_size // shape.attention_heads)
     whole_share = tp if policy.sequence_parallel else 1
-    # Inputs of both norms (the residual stream) and what they give, the inputs of the matrices.
-    whole = 4 * shape.hidden_size * policy.param_bytes // whole_share
-    # Queries, keys, values; what attention gives; then both ends of the activation function.
-    gate = shape.ffn_hidden_size if shape.gated and not policy.fused_activation else 0
-    wide = shape.qkv_size + shape.hidden_size + shape.fc1_size + shape.ffn_hidden_size + gate
-    # Fused attention keeps the logarithm of each row's sum, in 32 bits.
-    share = (wide * policy.param_bytes + 4 * shape.attention_heads) // tp
-    return shape.tokens * (whole + share)
+    # Attention keeps the logarithm of each row's sum, in 32 bits.
+    rows = (share * policy.param_bytes + 4 * shape.attention_heads) // tp
+    return shape.tokens * (whole * policy.param_bytes // whole_share + rows + tables)
 
 
 def input_bytes(shape: ModelShape, policy: MemoryPolicy, tp: int) -> int:
@@ -115,15 +125,17 @@ def stage_memory(
     layer = layer_activation_bytes(shape, policy, tp)
     boundary = input_bytes(shape, policy, tp)
     logits = shape.tokens * shape.vocab_size // tp if last else 0
-    # The head keeps the inputs of its norm and of its matrix, and the softmax in 32 bits.
-    head = 2 * boundary + 4 * logits if last else 0
+    # The head keeps the inputs of its norm and of its matrix, and the softmax in 32 bits, for which
+    # logits in 32 bits are overwritten.
+    head = (2 if policy.fused else 3) * boundary + 4 * logits if last else 0
+    half_logits = logits * policy.param_bytes if policy.param_bytes < 4 else 0
     return StageMemory(
         parameters=parameters * policy.param_bytes,
         gradients=parameters * policy.grad_bytes,
         optimizer=owned * (policy.master_bytes + 2 * policy.moment_bytes),
         activations=depth * (boundary if policy.recompute else layer) + head,
         recomputed=layer - boundary if policy.recompute else 0,
-        buffers=boundary * ((not first) + (not last)) + logits * policy.param_bytes,
+        buffers=boundary * ((not first) + (not last)) + half_logits,
     )
 
 
