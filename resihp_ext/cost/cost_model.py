@@ -25,6 +25,8 @@ from resihp_ext.plan.dry_run import Cost
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import Duration
 
+__all__ = ["CostModel", "Link", "PlanCost", "Workload", "from_profile", "preset"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
@@ -55,7 +57,35 @@ class CostModel:
         tokens: int | None = None,
         squared: int | None = None,
     ) -> float:
-        """Forward of one micro-batch through some layers on a group of ``tp`` ranks of a node.
+        """Forward of one micro-batch; see :meth:`part_s`."""
+        return self.part_s(
+            shape,
+            Part.FORWARD,
+            layers=layers,
+            tp=tp,
+            p=p,
+            first=first,
+            last=last,
+            tokens=tokens,
+            squared=squared,
+        )
+
+    def part_s(
+        self,
+        shape: ModelShape,
+        part: Part,
+        *,
+        layers: int,
+        tp: int,
+        p: float = 1.0,
+        first: bool = False,
+        last: bool = False,
+        tokens: int | None = None,
+        squared: int | None = None,
+        across_nodes: bool = False,
+        sequence_parallel: bool = False,
+    ) -> float:
+        """A part of one micro-batch's work in some consecutive layers, on a group of ``tp`` ranks.
 
         Args:
             p: Throughput of the slowest rank.
@@ -63,16 +93,25 @@ class CostModel:
             last: With output layer and loss.
             tokens: Default: a full micro-batch.
             squared: Sum of the squared segment lengths. Default: one document a sequence.
+            across_nodes: Whether the group spans nodes.
         """
+        section = Section(
+            layers=layers,
+            tp=tp,
+            p=p,
+            first=first,
+            last=last,
+            across_nodes=across_nodes,
+            sequence_parallel=sequence_parallel,
+        )
         work = Workload(
             tokens=shape.tokens if tokens is None else tokens,
             squared=shape.squared if squared is None else squared,
         )
-        section = Section(layers=layers, tp=tp, p=p, first=first, last=last)
-        return self.part_s(shape, Part.FORWARD, section, work)
+        return self.section_s(shape, part, section, work)
 
-    def part_s(self, shape: ModelShape, part: Part, section: Section, work: Workload) -> float:
-        """Any part of a micro-batch's work."""
+    def section_s(self, shape: ModelShape, part: Part, section: Section, work: Workload) -> float:
+        """As :meth:`part_s`."""
         if not section.p > 0:
             raise ValueError(f"a device with p = {section.p} computes nothing")
         group = self.group(section)
@@ -136,14 +175,7 @@ class CostModel:
         workloads: Sequence[Workload] | None = None,
     ) -> PlanCost:
         """What :meth:`cost` and :meth:`duration` are made of, piece by piece."""
-        return PlanCost(
-            self,
-            plan,
-            shape,
-            policy=policy or MemoryPolicy(),
-            split_backward=split_backward,
-            workloads=workloads,
-        )
+        return PlanCost(self, plan, shape, policy or MemoryPolicy(), split_backward, workloads)
 
     def transition_s(self, moved_bytes_per_rank: Mapping[int, int], plan: Plan) -> float:
         """From one plan to ``plan``, given the bytes that each rank sends or receives."""

@@ -53,7 +53,6 @@ class PlanCost:
         model: CostModel,
         plan: Plan,
         shape: ModelShape,
-        *,
         policy: MemoryPolicy,
         split_backward: bool = False,
         workloads: Sequence[Workload] | None = None,
@@ -119,7 +118,7 @@ class PlanCost:
         if self._policy.recompute and kind is Kind.BACKWARD:
             parts = [Part.FORWARD, *parts]
         section = self.section(instance)
-        return sum(self._model.part_s(self._shape, part, section, work) for part in parts)
+        return sum(self._model.section_s(self._shape, part, section, work) for part in parts)
 
     def section(self, instance: Instance) -> Section:
         """What an instance computes, on what."""
