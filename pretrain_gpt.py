@@ -3,7 +3,7 @@
     resihp-run --nproc-per-node 8 pretrain_gpt.py --preset tiny --data-path PREFIX ...
 
 All Megatron flags pass through. ``--help`` lists them, ours under "Resilience", "Packed sequences",
-"Device", "Initial weights" and "Checkpoint safety".
+"Layout", "Device", "Initial weights" and "Checkpoint safety".
 """
 
 import time
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
             job.datasets,
             ModelType.encoder_or_decoder,
             job.forward_step,
-            store=job.store,
+            **job.options,
         )
 
 

@@ -78,7 +78,7 @@ def _dest(field: str, prefix: str) -> str:
 
 def _options(where: str, annotation: Any, default: Any) -> dict[str, Any]:
     kinds = [annotation]
-    if isinstance(annotation, types.UnionType):
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
     (kind,) = kinds if len(kinds) == 1 else (None,)
     if kind is bool and default is False:

@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ import torch
 
 from megatron.resilience.data.preflight import check_data, check_packing
 from megatron.resilience.device.choose import Device, choose_device
+from megatron.resilience.executor.start import planned_layout
 from megatron.resilience.model import initial_weights, packed_rotary
 from megatron.resilience.model.layers import layer_spec
 from megatron.resilience.patches.registry import PatchSet
@@ -57,9 +59,13 @@ class Job:
         self.patches = PatchSet()
         self.device = _choose_device(argv)
         self.patches.apply_for(self.device.kind)
-        self.args = arguments.parse(_with_device_preset(argv, self.device), add_our_flags)
+        words = _with_device_preset(argv, self.device)
+        self.layout = planned_layout(words, _settings(argv), self.rank)
+        self.args = self.layout.parse(words, add_our_flags)
         self.settings = Settings.from_namespace(self.args)
         self._share_gpus()
+        self.executor = self.layout.executor(self.args, self.settings, self._torch_device())
+        self.patches.training_loop.executor = self.executor
         check_packing(self.args, self.settings.data)
         check_data(self.args)
         self.store = job_store(self.rank)
@@ -75,6 +81,7 @@ class Job:
             packed=self.settings.data.packed_sequences,
             everywhere=self.settings.resilience.resilience,
             rng=rng,
+            by_number=self.executor is not None,
         )
         self.forward_step = ForwardStep(self._torch_device(), rng, self._on_micro_batch)
         self._micro_batches: list[MicroBatch] = []
@@ -87,7 +94,25 @@ class Job:
             print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
 
     def __enter__(self) -> Self:
+        if self.executor is not None:
+            self.executor.join(
+                backend=self.args.distributed_backend,
+                store=self.store,
+                world_size=self.rank.world_size,
+                timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
+            )
         return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``pretrain`` takes by name."""
+        if self.executor is None:
+            return {"store": self.store}
+        return {
+            "store": self.store,
+            "pg_collection": self.executor.groups,
+            "skip_model_parallel_init": True,
+        }
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
@@ -225,14 +250,19 @@ def resilience_dir(settings: Settings, args: argparse.Namespace) -> Path:
     return Path(args.save).parent / "resilience" if args.save else Path("resilience")
 
 
-def _choose_device(argv: Sequence[str]) -> Device:
+def _settings(argv: Sequence[str]) -> Settings:
+    """Our own settings, before Megatron's parser has run."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.error = arguments.refuse  # type: ignore[method-assign]
     add_our_flags(parser)
     known, _ = parser.parse_known_args(list(argv))
+    return Settings.from_namespace(known)
+
+
+def _choose_device(argv: Sequence[str]) -> Device:
     count = torch.cuda.device_count()
     return choose_device(
-        Settings.from_namespace(known).device,
+        _settings(argv).device,
         gpu_count=count,
         gpu_name=torch.cuda.get_device_name(0) if count else "",
     )

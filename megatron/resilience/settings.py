@@ -9,6 +9,7 @@ from typing import Any, Self
 from megatron.resilience.checkpoint.config import CheckpointSafetyConfig
 from megatron.resilience.data.config import DataConfig
 from megatron.resilience.device.choose import DeviceConfig
+from megatron.resilience.executor.config import ExecutorConfig
 from megatron.resilience.model.config import InitialWeightsConfig
 from resihp_ext.flags import add_flags, from_namespace
 
@@ -30,6 +31,7 @@ class Settings:
     """All settings that this project adds to Megatron's."""
 
     resilience: ResilienceConfig
+    executor: ExecutorConfig
     checkpoint: CheckpointSafetyConfig
     device: DeviceConfig
     data: DataConfig
@@ -51,6 +53,7 @@ class Settings:
 
 GROUPS: dict[str, tuple[type, str]] = {
     "resilience": (ResilienceConfig, ""),
+    "executor": (ExecutorConfig, "resilience-"),
     "checkpoint": (CheckpointSafetyConfig, "resilience-"),
     "device": (DeviceConfig, ""),
     "data": (DataConfig, ""),

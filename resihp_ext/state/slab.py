@@ -47,6 +47,28 @@ class Slab:
         """How many elements it has."""
         return math.prod(b - a for a, b in zip(self.low, self.high, strict=True))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extent on every axis."""
+        return tuple(b - a for a, b in zip(self.low, self.high, strict=True))
+
+    def intersection(self, other: Slab) -> Self | None:
+        """The elements in both; None when there are none."""
+        if self.tensor != other.tensor:
+            return None
+        low = tuple(map(max, self.low, other.low))
+        high = tuple(map(min, self.high, other.high))
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return None
+        return replace(self, low=low, high=high)
+
+    def inside(self, outer: Slab) -> tuple[slice, ...]:
+        """Where it lies in an array of the elements of ``outer``."""
+        return tuple(
+            slice(a - base, b - base)
+            for a, b, base in zip(self.low, self.high, outer.low, strict=True)
+        )
+
     def cut(self, axis: int, low: int, high: int) -> Self:
         """The part between two places of one axis, counted from the tensor's first element."""
         return replace(

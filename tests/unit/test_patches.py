@@ -222,7 +222,13 @@ def test_the_whole_set_applies_and_undoes(device: str) -> None:
     assert symbols == tuple(kind.symbol for kind in KINDS if device in kind.devices)
     adam = {"state_dict", "load_state_dict", "_set_main_param_and_optimizer_states"}
     writer = {"schedule_async_call", "is_current_async_call_done", "close"}
-    everywhere = {"compile_helpers", "training_log", *adam, *writer}
+    loop = {
+        "get_forward_backward_func",
+        "get_megatron_optimizer",
+        "is_pp_last_stage",
+        "consume_seqlen_stats_in_iteration",
+    }
+    everywhere = {"compile_helpers", "training_log", *loop, *adam, *writer}
     on_cpu = {"async_loop", "torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
     assert names == everywhere | (on_cpu if device == "cpu" else set())
 

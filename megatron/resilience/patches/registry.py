@@ -16,11 +16,13 @@ from megatron.resilience.patches.compile_helpers import CompileHelpers
 from megatron.resilience.patches.distributed_adam import DistributedAdam
 from megatron.resilience.patches.lost_checkpoint_worker import LostCheckpointWorker
 from megatron.resilience.patches.training_log import TrainingLog
+from megatron.resilience.patches.training_loop import TrainingLoop
 
 KINDS: tuple[type[Patch], ...] = (
     CompileHelpers,
     DistributedAdam,
     TrainingLog,
+    TrainingLoop,
     TorchName,
     TensorCuda,
     TensorType,
@@ -35,9 +37,12 @@ class PatchSet:
 
     def __init__(self) -> None:
         self.training_log = TrainingLog()
-        self._patches = tuple(
-            self.training_log if kind is TrainingLog else kind() for kind in KINDS
-        )
+        self.training_loop = TrainingLoop()
+        kept: dict[type[Patch], Patch] = {
+            TrainingLog: self.training_log,
+            TrainingLoop: self.training_loop,
+        }
+        self._patches = tuple(kept.get(kind) or kind() for kind in KINDS)
 
     def apply_for(self, device: str) -> tuple[str, ...]:
         """Applies every patch that ``device`` ("cpu" or "cuda") needs; returns their symbols.

@@ -82,7 +82,7 @@ def train(argv: Sequence[str]) -> list[Any]:
             job.datasets,
             ModelType.encoder_or_decoder,
             job.forward_step,
-            store=job.store,
+            **job.options,
         )
     return slices
 

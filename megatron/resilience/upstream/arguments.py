@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +25,15 @@ _VOCABULARY_MULTIPLE = 384
 degree that a layout may take later (1, 2, 3, 4, 6, 8, ...), and is the same number for all."""
 
 
-def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Namespace:
+def parse(
+    argv: Sequence[str], add_flags: Callable[[Any], Any], *, world_size: int | None = None
+) -> argparse.Namespace:
     """Parses and validates a command line, and sets Megatron's global state from it.
 
     Args:
         argv: Words of the command line without the program's name.
         add_flags: Adds our flags to Megatron's parser.
+        world_size: Number of ranks to validate with, where it is not that of the environment.
 
     Raises:
         UserError: an unknown flag, or values that Megatron refuses.
@@ -42,7 +46,11 @@ def parse(argv: Sequence[str], add_flags: Callable[[Any], Any]) -> argparse.Name
         _repair_help(parser)
         return add_flags(parser)
 
-    with _command_line(_with_worker(argv)), user_errors("command line"):
+    with (
+        _command_line(_with_worker(argv)),
+        _world_size(world_size),
+        user_errors("command line"),
+    ):
         args = upstream_arguments.parse_and_validate_args(extra_args_provider=provide)
     if not _gave(argv, "--padded-vocab-size", "--make-vocab-size-divisible-by"):
         multiple = _VOCABULARY_MULTIPLE
@@ -127,6 +135,21 @@ def _vocabulary(args: argparse.Namespace) -> int:
     from megatron.training import get_tokenizer
 
     return int(get_tokenizer().vocab_size)
+
+
+@contextmanager
+def _world_size(world_size: int | None) -> Iterator[None]:
+    """Megatron reads ``WORLD_SIZE`` and divides it by the degrees it is given."""
+    before = os.environ.get("WORLD_SIZE")
+    if world_size is not None:
+        os.environ["WORLD_SIZE"] = str(world_size)
+    try:
+        yield
+    finally:
+        if world_size is not None:
+            os.environ.pop("WORLD_SIZE")
+            if before is not None:
+                os.environ["WORLD_SIZE"] = before
 
 
 @contextmanager

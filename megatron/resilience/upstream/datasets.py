@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron.resilience.data.packed_dataset import PackedDataset
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.batch import reads_data
 from megatron.resilience.upstream.rng import RngKeeper
+from megatron.resilience.upstream.stream import Stream
 
 
 class DatasetProvider:
@@ -25,7 +27,9 @@ class DatasetProvider:
     is_distributed = True
     """Tells upstream to call the provider on every rank; the builder decides who reads."""
 
-    def __init__(self, *, packed: bool, everywhere: bool, rng: RngKeeper) -> None:
+    def __init__(
+        self, *, packed: bool, everywhere: bool, rng: RngKeeper, by_number: bool = False
+    ) -> None:
         """Prepares the provider.
 
         Args:
@@ -33,10 +37,12 @@ class DatasetProvider:
             everywhere: Build the sets on every rank, so that any rank can fetch any sample;
                 otherwise only where upstream's data loaders read.
             rng: Remembers the random state before anything is built.
+            by_number: Give streams whose micro-batches are fetched by number, for an executor.
         """
         self._packed = packed
         self._everywhere = everywhere
         self._rng = rng
+        self._by_number = by_number
         self.train: Any = None
         """The training set of this rank, once built; None where it is not."""
 
@@ -52,7 +58,7 @@ class DatasetProvider:
             dataset_config(args),
         ).build()
         self.train = sets[0]
-        return sets
+        return _streams(sets, args) if self._by_number else sets
 
     def _kind(self, args: argparse.Namespace) -> type:
         if args.mock_data:
@@ -60,6 +66,20 @@ class DatasetProvider:
         if args.fim_data:
             return GPTFIMDataset
         return PackedDataset if self._packed else GPTDataset
+
+
+def _streams(sets: list[Any], args: argparse.Namespace) -> list[Any]:
+    """Train, validation and test sets as streams, each behind what was consumed of it."""
+    sizes = (args.micro_batch_size, args.eval_micro_batch_size, args.eval_micro_batch_size)
+    consumed: tuple[Callable[[], int], ...] = (
+        lambda: int(args.consumed_train_samples),
+        lambda: int(args.consumed_valid_samples),
+        lambda: 0,
+    )
+    return [
+        None if one is None else Stream(one, size, start)
+        for one, size, start in zip(sets, sizes, consumed, strict=True)
+    ]
 
 
 def prefixes(args: argparse.Namespace) -> list[str]:

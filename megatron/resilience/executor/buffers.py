@@ -1,0 +1,222 @@
+"""The flat buffers of one sync domain on one of its owners: gradients, masters, and the way between
+them and the parameters of the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron.resilience.executor.manifest import Piece
+from resihp_ext.state.domains import SyncDomain
+from resihp_ext.state.shards import shares
+from resihp_ext.state.slab import Slab
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Elements ``low`` to ``high`` of a domain's buffer: one parameter group's part of a share."""
+
+    group: int
+    low: int
+    high: int
+
+
+class DomainBuffer:
+    """One owner's side of a sync domain.
+
+    Attributes:
+        gradient: All elements of the domain, fp32; after :meth:`reduce` the same on all owners.
+        master: This owner's share of the weights, fp32.
+    """
+
+    def __init__(
+        self,
+        domain: SyncDomain,
+        *,
+        rank: int,
+        group: Any,
+        pieces: Sequence[Piece],
+        kept: Sequence[Slab],
+        device: torch.device,
+    ) -> None:
+        """Lays out the buffers.
+
+        Args:
+            group: The owners' process group.
+            pieces: What this rank's modules hold.
+            kept: The slabs of the domain whose state this rank keeps; they follow each other.
+        """
+        self.domain = domain
+        self._group = group
+        self._rank = rank
+        self.gradient = torch.zeros(domain.elements, dtype=torch.float32, device=device)
+        starts = _starts(domain.slabs)
+        self.low = _place(kept[0], domain.slabs, starts) if kept else 0
+        self.high = self.low + sum(slab.elements for slab in kept)
+        self.kept = tuple(kept)
+        self.master = torch.zeros(self.high - self.low, dtype=torch.float32, device=device)
+        self._sources = list(_parts(self.gradient, domain.slabs, pieces, _gradient_of))
+        self._masters = list(_parts(self.master, kept, pieces, _weight_of))
+        self._pieces = pieces
+        mine = shares(domain)[rank]
+        self._norm_low = _place(mine[0], domain.slabs, starts) if mine else 0
+        self._norm_high = self._norm_low + sum(slab.elements for slab in mine)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this owner keeps the state of the whole domain."""
+        return self.high - self.low == self.domain.elements
+
+    @torch.no_grad()
+    def pack_gradients(self) -> None:
+        """Collects this rank's contribution from the modules' gradients.
+
+        What is replicated inside a stage is divided by the number of its copies, so that the sum
+        over all owners counts every stage instance once; partial sums are not.
+        """
+        for part in self._sources:
+            if part.again:
+                part.flat.add_(part.local, alpha=1 / part.copies)
+            elif part.copies == 1:
+                part.flat.copy_(part.local)
+            else:
+                torch.mul(part.local, 1 / part.copies, out=part.flat)
+
+    def reduce(self) -> Any:
+        """Starts the sum over all owners; None where there is nobody else."""
+        if len(self.domain.owners) == 1:
+            return None
+        return dist.all_reduce(self.gradient, group=self._group, async_op=True)
+
+    def square_sum(self) -> torch.Tensor:
+        """This owner's share of the squared gradient norm, fp64; shares are disjoint."""
+        mine = self.gradient[self._norm_low : self._norm_high]
+        return torch.linalg.vector_norm(mine, dtype=torch.float64) ** 2
+
+    def zeros(self) -> torch.Tensor:
+        """This owner's share of the number of gradient elements that are 0."""
+        mine = self.gradient[self._norm_low : self._norm_high]
+        return (mine == 0).sum().double()
+
+    def sections(self, groups: Any) -> list[Section]:
+        """Cuts what this owner keeps by parameter group.
+
+        Args:
+            groups: Parameter group of each tensor.
+        """
+        found: list[Section] = []
+        low = self.low
+        for slab in self.kept:
+            group, high = groups[slab.tensor], low + slab.elements
+            if found and found[-1].group == group:
+                found[-1] = Section(group, found[-1].low, high)
+            else:
+                found.append(Section(group, low, high))
+            low = high
+        return found
+
+    @torch.no_grad()
+    def masters_from_parameters(self) -> None:
+        """Takes the modules' weights as the masters."""
+        for part in self._masters:
+            part.flat.copy_(part.local)
+
+    @torch.no_grad()
+    def parameters_from_masters(self) -> None:
+        """Writes the weights into the modules, rounded to their type; collective over the owners
+        when they share the state."""
+        if self.whole:
+            parts = self._masters
+        else:
+            flat = self.gathered(self.master, self._dtype())
+            parts = list(_parts(flat, self.domain.slabs, self._pieces, _weight_of))
+        if parts:
+            torch._foreach_copy_([part.local for part in parts], [part.flat for part in parts])
+
+    def _dtype(self) -> torch.dtype:
+        kinds = {piece.parameter.dtype for piece in self._pieces}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
+    def gathered(self, mine: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Puts a flat tensor together from all owners' shares."""
+        if self.whole:
+            return mine.to(dtype)
+        sizes = [sum(slab.elements for slab in kept) for kept in shares(self.domain).values()]
+        most = max(sizes)
+        padded = torch.zeros(most, dtype=dtype, device=mine.device)
+        padded[: len(mine)] = mine
+        every = torch.empty(most * len(sizes), dtype=dtype, device=mine.device)
+        dist.all_gather_into_tensor(every, padded, group=self._group)
+        return torch.cat([every[k * most : k * most + size] for k, size in enumerate(sizes)])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The same elements in a flat buffer and in a module."""
+
+    flat: torch.Tensor
+    local: torch.Tensor
+    copies: int
+    again: bool
+    """Whether an earlier part of the list has the same elements, as when two model chunks of a
+    rank hold the same tensor."""
+
+
+def _parts(
+    flat: torch.Tensor,
+    slabs: Sequence[Slab],
+    pieces: Iterable[Piece],
+    tensor_of: Callable[[Piece], torch.Tensor],
+) -> Iterator[Part]:
+    """Matches slabs that follow each other in a flat tensor with what modules hold of them."""
+    by_tensor: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_tensor.setdefault(piece.slab.tensor, []).append(piece)
+    low = 0
+    for slab in slabs:
+        whole = flat[low : low + slab.elements].view(slab.shape)
+        low += slab.elements
+        seen: set[Slab] = set()
+        for piece in by_tensor.get(slab.tensor, ()):
+            common = slab.intersection(piece.slab)
+            if common is None:
+                continue
+            yield Part(
+                whole[common.inside(slab)],
+                piece.of(tensor_of(piece))[common.inside(piece.slab)],
+                piece.copies,
+                common in seen,
+            )
+            seen.add(common)
+
+
+def _gradient_of(piece: Piece) -> torch.Tensor:
+    gradient: torch.Tensor = piece.parameter.main_grad  # type: ignore[attr-defined]
+    return gradient
+
+
+def _weight_of(piece: Piece) -> torch.Tensor:
+    return piece.parameter.data
+
+
+def _starts(slabs: Sequence[Slab]) -> list[int]:
+    starts, at = [], 0
+    for slab in slabs:
+        starts.append(at)
+        at += slab.elements
+    return starts
+
+
+def _place(inner: Slab, slabs: Sequence[Slab], starts: Sequence[int]) -> int:
+    """Where a slab cut along its first long axis begins in the domain's buffer."""
+    for start, slab in zip(starts, slabs, strict=True):
+        if inner.intersection(slab) == inner:
+            before = 0
+            for a, base, high in zip(inner.low, slab.low, slab.high, strict=True):
+                before = before * (high - base) + (a - base)
+            return start + before
+    raise KeyError(str(inner))

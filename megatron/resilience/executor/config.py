@@ -1,0 +1,22 @@
+"""Settings of the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Redundancy = Literal["replicated", "buddy", "checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutorConfig:
+    """Layout."""
+
+    plan_schedule: str | None = None
+    """YAML file of layouts and the steps from which they are used; the job changes between them
+    while it runs."""
+
+    optimizer_redundancy: Redundancy | None = None
+    """Who keeps the optimizer's state of a weight: replicated: every rank that owns the weight
+    (default); buddy: one of them, and a second copy on another node (default with
+    --use-distributed-optimizer); checkpoint: one of them, checkpoints are the second copy."""

@@ -1,0 +1,244 @@
+"""One rank's side of a plan: what ``pretrain`` is handed in the place of Megatron's own schedule,
+groups and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_model_config
+
+from megatron.resilience.executor.buffers import DomainBuffer
+from megatron.resilience.executor.groups import GroupPool, members_of
+from megatron.resilience.executor.layout import StateLayout
+from megatron.resilience.executor.manifest import pieces_of
+from megatron.resilience.executor.optimizer import DomainOptimizer, base_optimizer, groups_of
+from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.runtime import Step
+from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.upstream.process_groups import collection_for, install
+from megatron.resilience.upstream.stream import Stream
+from resihp_ext.plan.action import Action, Kind
+from resihp_ext.plan.check import checked
+from resihp_ext.plan.plan import Plan
+from resihp_ext.plan.schedule import one_forward_one_backward
+
+LOSSES = ("lm loss",)
+"""Keys of what the forward step reports: a sum and the number of tokens of each."""
+
+
+class Executor:
+    """Runs the steps of a plan on this rank.
+
+    Attributes:
+        groups: What ``pretrain`` takes as ``pg_collection``.
+        traffic: Bytes sent over stage boundaries so far.
+    """
+
+    def __init__(self, plan: Plan, rank: int, *, device: torch.device, sharded: bool) -> None:
+        """Prepares a rank; :meth:`join` connects it.
+
+        Args:
+            device: Where tensors live that the backend moves.
+            sharded: Whether the owners of a weight share its optimizer state.
+        """
+        self.plan = plan
+        self.seat = Seat.of(plan, rank)
+        self.traffic = Traffic()
+        self.groups: Any = None
+        self.layout: StateLayout | None = None
+        self.buffers: list[DomainBuffer] = []
+        self._device = device
+        self._sharded = sharded
+        self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
+        self._fresh = True
+        self._optimizer: DomainOptimizer | None = None
+
+    def join(self, *, backend: str, store: Any, world_size: int, timeout: timedelta) -> None:
+        """Connects all ranks and makes the groups of the plan's stages; collective."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        dist.init_process_group(
+            backend, store=store, rank=self.seat.rank, world_size=world_size, timeout=timeout
+        )
+        self.pool = GroupPool(timeout)
+        self.pool.rebuild(members_of(self.plan, ()))
+        self.groups = collection_for(self.seat, self.pool)
+        install(self.seat, self.groups)
+
+    def build_optimizer(
+        self, config: Any, models: Sequence[torch.nn.Module], overrides: Any
+    ) -> DomainOptimizer:
+        """Finds out who holds what and builds this rank's optimizer; collective."""
+        pieces = pieces_of(models, self.seat.tp)
+        base = base_optimizer(config, models, overrides, self.groups)
+        self.layout = StateLayout.exchanged(
+            pieces, groups_of(base, pieces), sharded=self._sharded, device=self._device
+        )
+        self.pool.rebuild(members_of(self.plan, self.layout.domains))
+        rank = self.seat.rank
+        self.buffers = [
+            DomainBuffer(
+                domain,
+                rank=rank,
+                group=self.pool[domain.owners],
+                pieces=pieces,
+                kept=self.layout.kept(domain)[rank],
+                device=self._device,
+            )
+            for domain in self.layout.domains
+            if rank in domain.owners
+        ]
+        self._optimizer = DomainOptimizer(
+            base, config, self.buffers, self.layout.groups, self._device
+        )
+        return self._optimizer
+
+    def forward_backward(
+        self,
+        *,
+        forward_step_func: Callable[..., Any],
+        data_iterator: Any,
+        model: list[torch.nn.Module] | torch.nn.Module,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        **_unused: Any,
+    ) -> list[dict[str, torch.Tensor]]:
+        """Stands for Megatron's schedules; gradients are reduced when it returns.
+
+        Returns:
+            One report with the loss of the whole global batch, on every rank.
+        """
+        models = model if isinstance(model, list) else [model]
+        self._refresh(forward_only)
+        plan, actions = self._program(num_microbatches, forward_only)
+        config = get_model_config(models[0])
+        timers = config.timers
+        if timers is not None:
+            timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        stream = _stream(data_iterator)
+        step = Step(
+            plan=plan,
+            wire=self._wire(plan, config),
+            boundary=self._boundary(config, seq_length, micro_batch_size),
+            models=models,
+            chunks=self.seat.chunks,
+            forward_step_func=forward_step_func,
+            fetch=stream.micro_batch,
+            forward_only=forward_only,
+            collect_non_loss_data=collect_non_loss_data,
+        )
+        step.run(actions)
+        stream.advance(num_microbatches)
+        if collect_non_loss_data:
+            return step.reports
+        totals = self._totals(step)
+        if not forward_only:
+            self._reduce_gradients(float(totals[0]) if config.calculate_per_token_loss else None)
+        if timers is not None:
+            timers("forward-backward").stop()
+        return [self._report(totals)]
+
+    def _refresh(self, forward_only: bool) -> None:
+        """Before the first step: whatever was loaded into the modules is what is trained."""
+        if self._fresh and not forward_only and self._optimizer is not None:
+            self._optimizer.adopt_parameters()
+            self._fresh = False
+
+    def _program(self, micro_batches: int, forward_only: bool) -> tuple[Plan, tuple[Action, ...]]:
+        """This rank's actions for a number of micro-batches: the plan's routes, repeated."""
+        key = micro_batches, forward_only
+        if key not in self._programs:
+            routes = tuple(
+                self.plan.routes[m % self.plan.micro_batches] for m in range(micro_batches)
+            )
+            plan = replace(self.plan, routes=routes)
+            program = checked(one_forward_one_backward(plan), plan)
+            actions = program.actions(self.seat.chunks[0]) if self.seat.chunks else ()
+            if forward_only:
+                actions = tuple(action for action in actions if action.kind in _FORWARD)
+            self._programs[key] = plan, actions
+        return self._programs[key]
+
+    def _wire(self, plan: Plan, config: Any) -> Wire:
+        return Wire(
+            plan=plan,
+            seat=self.seat,
+            pool=self.pool,
+            sequence_parallel=config.sequence_parallel,
+            traffic=self.traffic,
+        )
+
+    def _boundary(self, config: Any, seq_length: int, micro_batch_size: int) -> Boundary:
+        return Boundary(
+            rows=seq_length,
+            samples=micro_batch_size,
+            hidden=config.hidden_size,
+            dtype=config.pipeline_dtype or config.params_dtype,
+            device=self._device,
+        )
+
+    def _totals(self, step: Step) -> torch.Tensor:
+        """Sums over all stage instances: tokens, then loss and tokens of each reported key."""
+        sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self._device)
+        # All ranks of a tensor-parallel group report the same.
+        if self.seat.tp_rank == 0:
+            sums[0] = step.tokens
+            for report in step.reports:
+                for k, key in enumerate(LOSSES):
+                    sums[1 + 2 * k : 3 + 2 * k] += report[key].double()
+        dist.all_reduce(sums)
+        return sums
+
+    def _report(self, totals: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            key: (totals[1 + 2 * k] / totals[2 + 2 * k].clamp(min=1)).float()
+            for k, key in enumerate(LOSSES)
+        }
+
+    def _reduce_gradients(self, tokens: float | None) -> None:
+        """Sums every domain over its owners, in the one order that all ranks follow."""
+        for buffer in self.buffers:
+            buffer.pack_gradients()
+            if tokens is not None:
+                buffer.gradient.mul_(1.0 / max(tokens, 1.0))
+        waits = [buffer.reduce() for buffer in self.buffers]
+        for wait in waits:
+            if wait is not None:
+                wait.wait()
+
+    def sequence_stats(self, local: torch.Tensor | None) -> tuple[float, float]:
+        """Tokens and squared segment lengths of the global batch; collective.
+
+        Args:
+            local: The two sums over the micro-batches that this rank has run.
+        """
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        ends = [
+            one
+            for one in self.seat.chunks
+            if self.plan.stage(one).layers[1] == self.plan.num_layers
+        ]
+        if ends and self.seat.tp_rank == 0 and local is not None:
+            sums += local / len(self.seat.chunks)
+        dist.all_reduce(sums)
+        tokens, squares = sums.tolist()
+        return tokens, squares
+
+
+_FORWARD = frozenset({Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD})
+
+
+def _stream(data_iterator: Any) -> Stream:
+    """The stream behind upstream's wrappers; chunks of a rank have one each over the same data."""
+    one = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
+    stream = getattr(one, "iterable", one)
+    assert isinstance(stream, Stream)
+    return stream

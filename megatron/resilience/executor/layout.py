@@ -1,0 +1,91 @@
+"""Everything that all ranks hold under a plan: sync domains, shares of state, and groups of
+hyperparameters, derived alike on every rank from what each says it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+
+from megatron.resilience.executor.manifest import Piece, exchange_texts
+from resihp_ext.state.domains import SyncDomain, sync_domains
+from resihp_ext.state.shards import shares
+from resihp_ext.state.slab import Holdings, Slab
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLayout:
+    """Who holds which parameters, and who keeps which part of the optimizer's state."""
+
+    parameters: Mapping[int, tuple[Slab, ...]]
+    """What the modules of each rank hold."""
+    groups: Mapping[str, int]
+    """Number of the optimizer's parameter group of each logical tensor."""
+    sharded: bool
+    """Whether owners of a domain share its state, or each keep all of it."""
+
+    @classmethod
+    def exchanged(
+        cls,
+        pieces: Sequence[Piece],
+        groups: Mapping[str, int],
+        *,
+        sharded: bool,
+        device: torch.device,
+    ) -> Self:
+        """Builds the layout from what every rank says it holds; collective over all live ranks.
+
+        Args:
+            pieces: What this rank holds.
+            groups: Parameter group of each tensor that this rank holds.
+            device: Where the backend wants its tensors.
+        """
+        rows = [
+            [piece.slab.tensor, piece.slab.low, piece.slab.high, groups[piece.slab.tensor]]
+            for piece in pieces
+        ]
+        everyone: dict[int, tuple[Slab, ...]] = {}
+        names: dict[str, int] = {}
+        for rank, text in enumerate(exchange_texts(json.dumps(rows), device)):
+            found = json.loads(text)
+            everyone[rank] = tuple(
+                Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high, _ in found
+            )
+            names.update({name: group for name, _, _, group in found})
+        return cls(parameters=everyone, groups=names, sharded=sharded)
+
+    @cached_property
+    def domains(self) -> tuple[SyncDomain, ...]:
+        """Sync domains in the order in which all ranks visit theirs.
+
+        Inside a domain the slabs of one parameter group lie side by side, so that the optimizer
+        updates a group by one flat tensor.
+        """
+        return tuple(
+            SyncDomain(
+                owners=domain.owners,
+                slabs=tuple(
+                    sorted(domain.slabs, key=lambda slab: (self.groups[slab.tensor], slab))
+                ),
+            )
+            for domain in sync_domains(self.parameters)
+        )
+
+    @cached_property
+    def state(self) -> Holdings:
+        """Whose optimizer state is where: masters and moments."""
+        kept: dict[int, list[Slab]] = {rank: [] for rank in self.parameters}
+        for domain in self.domains:
+            for owner, slabs in self.kept(domain).items():
+                kept[owner] += slabs
+        return kept
+
+    def kept(self, domain: SyncDomain) -> Mapping[int, tuple[Slab, ...]]:
+        """What each owner of a domain keeps of its state."""
+        if self.sharded:
+            return shares(domain)
+        return dict.fromkeys(domain.owners, domain.slabs)

@@ -1,0 +1,57 @@
+"""What the executor cannot run yet, refused by name at start; and what it sets for upstream."""
+
+from __future__ import annotations
+
+import argparse
+
+from resihp_ext.errors import UserError
+
+_REFUSED = {
+    "fp16": "--fp16: use --bf16",
+    "num_experts": "--num-experts",
+    "overlap_grad_reduce": "--overlap-grad-reduce",
+    "overlap_param_gather": "--overlap-param-gather",
+    "use_megatron_fsdp": "--use-megatron-fsdp",
+    "use_torch_fsdp2": "--use-torch-fsdp2",
+    "full_validation": "--full-validation",
+    "multiple_validation_sets": "--multiple-validation-sets",
+    "mtp_num_layers": "--mtp-num-layers",
+    "defer_embedding_wgrad_compute": "--defer-embedding-wgrad-compute",
+    "tp_comm_overlap": "--tp-comm-overlap",
+    "fp8": "--fp8-format",
+    "optimizer_cpu_offload": "--optimizer-cpu-offload",
+    "use_precision_aware_optimizer": "--use-precision-aware-optimizer",
+    "perform_rl_step": "--perform-rl-step",
+    "iterations_to_skip": "--iterations-to-skip",
+    "decrease_batch_size_if_needed": "--decrease-batch-size-if-needed",
+}
+
+
+def refuse(args: argparse.Namespace, initial_weights: str) -> None:
+    """Refuses flags that do not go with layouts of our own.
+
+    Raises:
+        UserError: names the flag.
+    """
+    found = [flag for name, flag in _REFUSED.items() if getattr(args, name, None)]
+    if args.context_parallel_size > 1:
+        found.append("--context-parallel-size")
+    if args.optimizer not in ("adam", "sgd"):
+        found.append(f"--optimizer {args.optimizer}")
+    if args.cuda_graph_impl != "none":
+        found.append("--cuda-graph-impl")
+    if args.ckpt_format != "torch_dist":
+        found.append(f"--ckpt-format {args.ckpt_format}")
+    if initial_weights != "logical":
+        found.append("--initial-weights upstream")
+    if found:
+        raise UserError(f"{', '.join(found)}: cannot be combined with --resilience-plan-schedule")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Sets what follows from the executor doing it itself."""
+    args.use_distributed_optimizer = False
+    args.dataloader_type = "external"
+    # Both would exchange shards inside data-parallel groups, which hold one rank here.
+    args.ckpt_fully_parallel_save = False
+    args.ckpt_fully_parallel_load = False

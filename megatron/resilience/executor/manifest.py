@@ -1,0 +1,127 @@
+"""What a rank's modules hold of the logical model, and the exchange of this between ranks.
+
+A parameter is one or more slabs of logical tensors (a gated MLP's first matrix is two), named as
+Megatron's checkpoints name them, so that any layout's names agree: layers carry their global
+number, tied output weights the embedding's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import unwrap_model
+
+from megatron.resilience.model.initial_weights import logical_tensors
+from resihp_ext.state.slab import Slab
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Piece:
+    """A slab, and where it lies in a parameter of this rank."""
+
+    slab: Slab
+    parameter: torch.nn.Parameter
+    shape: tuple[int, ...]
+    """Local shape; may lack leading axes of the slab that have one element."""
+    stride: tuple[int, ...]
+    offset: int
+    """First element, counted from the parameter's first."""
+    copies: int
+    """How many ranks of the same stage instance contribute the same gradient of it: the degree for
+    what is replicated, 1 for what is cut and for partial sums."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The slab's part of a tensor that is laid out as the parameter, in the slab's shape."""
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        part = whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+        return part.view(self.slab.shape)
+
+
+def pieces_of(models: Sequence[torch.nn.Module], tp: int) -> list[Piece]:
+    """Lists everything that the model chunks of a rank hold.
+
+    Args:
+        tp: Tensor-parallel degree of the rank's stage.
+    """
+    found = []
+    for model in unwrap_model(list(models)):
+        owners = {
+            _storage(parameter): (name, parameter) for name, parameter in model.named_parameters()
+        }
+        for tensor in logical_tensors(model):
+            data = tensor.data
+            if data is None or _storage(data) not in owners:
+                continue
+            name, parameter = owners[_storage(data)]
+            low = tuple(tensor.global_offset)
+            lead = len(low) - data.ndim
+            size = (1,) * lead + tuple(data.shape)
+            found.append(
+                Piece(
+                    slab=Slab(
+                        tensor=tensor.key,
+                        low=low,
+                        high=tuple(a + n for a, n in zip(low, size, strict=True)),
+                    ),
+                    parameter=parameter,
+                    shape=tuple(data.shape),
+                    stride=tuple(data.stride()),
+                    offset=data.storage_offset() - parameter.storage_offset(),
+                    copies=_copies(name, parameter, model.config, tp),
+                )
+            )
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copies(name: str, parameter: torch.nn.Parameter, config: object, tp: int) -> int:
+    """How many ranks of a tensor-parallel group hold the same gradient of a parameter."""
+    if getattr(parameter, "tensor_model_parallel", False):
+        return 1
+    partial = getattr(config, "sequence_parallel", False) and getattr(
+        parameter, "sequence_parallel", False
+    )
+    # Each rank normalises the queries and keys of its own heads.
+    partial = partial or "q_layernorm" in name or "k_layernorm" in name
+    return 1 if partial else tp
+
+
+def exchange(slabs: Iterable[Slab], device: torch.device) -> dict[int, tuple[Slab, ...]]:
+    """Tells every rank what every rank holds; collective over all live ranks.
+
+    Args:
+        device: Where the backend wants its tensors.
+    """
+    rows = [[slab.tensor, list(slab.low), list(slab.high)] for slab in slabs]
+    texts = exchange_texts(json.dumps(rows, separators=(",", ":")), device)
+    return {
+        rank: tuple(
+            Slab(tensor=name, low=tuple(low), high=tuple(high))
+            for name, low, high in json.loads(text)
+        )
+        for rank, text in enumerate(texts)
+    }
+
+
+def exchange_texts(text: str, device: torch.device) -> list[str]:
+    """Gives every rank the text of every rank, in the order of ranks."""
+    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    sizes[dist.get_rank()] = len(mine)
+    dist.all_reduce(sizes)
+    most = int(sizes.max())
+    padded = torch.zeros(most, dtype=torch.uint8, device=device)
+    padded[: len(mine)] = mine
+    whole = torch.empty(most * len(sizes), dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(whole, padded)
+    raw = whole.cpu().numpy().tobytes()
+    return [
+        raw[rank * most : rank * most + size].decode() for rank, size in enumerate(sizes.tolist())
+    ]

@@ -1,0 +1,132 @@
+"""Executes a rank's actions of a program on Megatron's own forward and backward steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from megatron.core.pipeline_parallel.schedules import (
+    backward_step,
+    deallocate_output_tensor,
+    forward_step,
+)
+from megatron.core.utils import get_model_config
+
+from megatron.resilience.executor.wire import Boundary, Wire
+from resihp_ext.plan.action import Action, Kind
+from resihp_ext.plan.plan import Instance, Plan
+
+FetchMicroBatch = Callable[[int], dict[str, torch.Tensor]]
+"""Gives the samples of a micro-batch by its number in the global batch."""
+
+
+@dataclass
+class Step:
+    """One pass over a program: what is in flight between its actions."""
+
+    plan: Plan
+    wire: Wire
+    boundary: Boundary
+    models: Sequence[torch.nn.Module]
+    chunks: Sequence[Instance]
+    """The instance of each model chunk."""
+    forward_step_func: Callable[..., Any]
+    fetch: FetchMicroBatch
+    forward_only: bool = False
+    collect_non_loss_data: bool = False
+    reports: list[Any] = field(default_factory=list)
+    """What the loss function reported of each micro-batch that ends here, in order."""
+    tokens: int = 0
+    """Tokens that count in the loss of those."""
+    _inputs: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
+    _outputs: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    _gradients: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
+    _begun: bool = False
+
+    def run(self, actions: Sequence[Action]) -> None:
+        """Executes the actions of this rank up to SYNC."""
+        for action in actions:
+            if action.kind is Kind.SYNC:
+                break
+            self._handlers[action.kind](self, action)
+        self.wire.finish()
+
+    def _receive_forward(self, action: Action) -> None:
+        tensor = self.wire.receive(action, self.boundary)
+        self._inputs[_key(action)] = tensor.requires_grad_(not self.forward_only)
+
+    def _forward(self, action: Action) -> None:
+        key, model, mine = _key(action), self.models[_chunk(action)], self.chunks[_chunk(action)]
+        config = get_model_config(model)
+        last = self.plan.stage(mine).layers[1] == self.plan.num_layers
+        output, tokens = forward_step(
+            self.forward_step_func,
+            self._samples(action.micro_batch),
+            model,
+            self.plan.micro_batches,
+            self._inputs.setdefault(key, None),
+            self.reports,
+            config,
+            1,
+            self.collect_non_loss_data,
+            is_first_microbatch=not self._begun,
+            current_microbatch=action.micro_batch,
+            vp_stage=getattr(model, "vp_stage", None) if len(self.models) > 1 else None,
+            is_last_stage=last,
+        )
+        self._begun = True
+        if last:
+            self.tokens += int(tokens)
+        self._outputs[key] = output
+        if self.forward_only:
+            del self._inputs[key]
+            if last:
+                del self._outputs[key]
+
+    def _send_forward(self, action: Action) -> None:
+        key, mine = _key(action), self.chunks[_chunk(action)]
+        output = self._outputs[key]
+        self.wire.send(output, action, mine, self.boundary)
+        if self.forward_only:
+            del self._outputs[key]
+        else:
+            config = get_model_config(self.models[_chunk(action)])
+            deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
+
+    def _receive_backward(self, action: Action) -> None:
+        self._gradients[_key(action)] = self.wire.receive(action, self.boundary)
+
+    def _backward(self, action: Action) -> None:
+        key = _key(action)
+        config = get_model_config(self.models[_chunk(action)])
+        self._gradients[key] = backward_step(
+            self._inputs.pop(key), self._outputs.pop(key), self._gradients.pop(key, None), config
+        )
+
+    def _send_backward(self, action: Action) -> None:
+        gradient = self._gradients.pop(_key(action))
+        assert gradient is not None, "a stage that received its input has a gradient for it"
+        self.wire.send(gradient, action, self.chunks[_chunk(action)], self.boundary)
+
+    def _samples(self, micro_batch: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Reads the samples only where upstream asks for them."""
+        yield self.fetch(micro_batch)
+
+    _handlers: ClassVar[dict[Kind, Callable[[Step, Action], None]]] = {
+        Kind.RECV_FORWARD: _receive_forward,
+        Kind.FORWARD: _forward,
+        Kind.SEND_FORWARD: _send_forward,
+        Kind.RECV_BACKWARD: _receive_backward,
+        Kind.BACKWARD: _backward,
+        Kind.SEND_BACKWARD: _send_backward,
+    }
+
+
+def _chunk(action: Action) -> int:
+    return getattr(action, "chunk", 0)
+
+
+def _key(action: Action) -> tuple[int, int]:
+    return _chunk(action), action.micro_batch

@@ -1,0 +1,106 @@
+"""Patch: let a plan's executor stand for Megatron's schedule and optimizer in its training loop.
+
+Symbol: ``get_forward_backward_func``, ``get_megatron_optimizer``, ``is_pp_last_stage`` and
+``consume_seqlen_stats_in_iteration`` of ``megatron.training.training``.
+Versions: megatron-core 0.19.x, on every device; without an executor, upstream's own are called.
+Reason: upstream's schedules know one neighbour a stage, and so no routes; its optimizer takes
+groups only from global state; loss and workload of a step are summed over replicas of one shape.
+Delete when: ``pretrain`` takes a schedule and an optimizer as it takes a communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from megatron.resilience.patches.base import Patch, signature_drift, upstream_module
+
+_MODULE = "megatron.training.training"
+
+
+class StepExecutor(Protocol):
+    """What the training loop needs of an executor."""
+
+    @property
+    def forward_backward(self) -> Callable[..., list[Any]]: ...
+
+    def build_optimizer(self, config: Any, models: Any, overrides: Any) -> Any: ...
+
+    def sequence_stats(self, local: Any) -> tuple[float, float]: ...
+
+
+class TrainingLoop(Patch):
+    """Asks ``executor`` instead of upstream, when there is one."""
+
+    symbol = f"{_MODULE} schedule, optimizer, sums of a step"
+    reason = "a plan's executor runs the steps"
+    delete_when = "pretrain takes a schedule and an optimizer"
+    devices = frozenset({"cpu", "cuda"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.executor: StepExecutor | None = None
+
+    def drift(self) -> str | None:
+        module = upstream_module(_MODULE)
+        return (
+            signature_drift(
+                module.get_forward_backward_func, "pp_size, vp_size, schedule_pg_collection"
+            )
+            or signature_drift(module.is_pp_last_stage, "pp_group")
+            or signature_drift(module.consume_seqlen_stats_in_iteration, "")
+            or signature_drift(
+                module.get_megatron_optimizer,
+                "config, model_chunks, config_overrides, use_gloo_process_groups, "
+                "pg_collection, dump_param_to_param_group_map",
+            )
+        )
+
+    def install(self) -> None:
+        module = upstream_module(_MODULE)
+        for name in ("schedule", "optimizer", "last_stage", "stats"):
+            symbol, stand_in = getattr(self, f"_{name}")(module)
+            self.replace(module, symbol, stand_in)
+
+    def _schedule(self, module: Any) -> tuple[str, Any]:
+        original = module.get_forward_backward_func
+
+        def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:
+            if self.executor is None:
+                return original(*args, **kwargs)
+            return self.executor.forward_backward
+
+        return "get_forward_backward_func", get_forward_backward_func
+
+    def _optimizer(self, module: Any) -> tuple[str, Any]:
+        original = module.get_megatron_optimizer
+
+        def get_megatron_optimizer(config: Any, model_chunks: Any, **kwargs: Any) -> Any:
+            if self.executor is None:
+                return original(config, model_chunks, **kwargs)
+            overrides = kwargs.get("config_overrides")
+            return self.executor.build_optimizer(config, model_chunks, overrides)
+
+        return "get_megatron_optimizer", get_megatron_optimizer
+
+    def _last_stage(self, module: Any) -> tuple[str, Any]:
+        original = module.is_pp_last_stage
+
+        def is_pp_last_stage(pp_group: Any) -> bool:
+            # The loop asks who has the loss of a step: with an executor, every rank.
+            return self.executor is not None or bool(original(pp_group))
+
+        return "is_pp_last_stage", is_pp_last_stage
+
+    def _stats(self, module: Any) -> tuple[str, Any]:
+        original = module.consume_seqlen_stats_in_iteration
+        from megatron.resilience.upstream.batch import is_packed
+
+        def consume_seqlen_stats_in_iteration() -> Any:
+            if self.executor is None:
+                return original()
+            local, module._seqlen_stats_active = module._seqlen_stats_in_iteration, False
+            module._seqlen_stats_in_iteration = None
+            return self.executor.sequence_stats(local) if is_packed() else (None, None)
+
+        return "consume_seqlen_stats_in_iteration", consume_seqlen_stats_in_iteration
