@@ -1,0 +1,34 @@
+"""What an operator may tell the planners.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resihp_ext.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Settings of a decision."""
+
+    expected_lifetime_s: float = 1800.0
+    """How long a new plan is expected to last: the time over which a transition must pay."""
+    delta: int = 1
+    """Gap in micro-batches, between replicas at one stage, beyond which one is moved (Algorithm
+    1)."""
+    runners_up: int = 5
+    """Most alternatives that a decision tells of."""
+    effort: int = 40
+    """Layouts that the joint search times exactly; each costs about a millisecond."""
+
+    def __post_init__(self) -> None:
+        if not self.expected_lifetime_s > 0:
+            raise UserError(f"expected lifetime {self.expected_lifetime_s} s: must be positive")
+        if self.delta < 1 or self.runners_up < 0 or self.effort < 1:
+            raise UserError(
+                f"delta {self.delta} and effort {self.effort} must be at least 1, "
+                f"runners-up {self.runners_up} at least 0"
+            )
