@@ -40,15 +40,23 @@ class Hop:
 NO_HOP = Hop((0.0, 0.0), (0.0, 0.0))
 
 
+def _columns(hops: Sequence[Hop]) -> tuple[list[float], ...]:
+    """For each stage: sending forward, gathering forward, sending backward, gathering backward."""
+    after, before = [*hops, NO_HOP], [NO_HOP, *hops]
+    return (
+        [hop.wire[0] for hop in after],
+        [hop.gather[0] for hop in before],
+        [hop.wire[1] for hop in before],
+        [hop.gather[1] for hop in after],
+    )
+
+
 def chain_s(stages: Sequence[StageTimes], hops: Sequence[Hop], micro_batches: int) -> float:
     """Time of one replica whose micro-batches stay in it; ``hops[s]`` follows stage ``s``."""
     count = len(stages)
-    order_f, order_b = [s.order[0] for s in stages], [s.order[1] for s in stages]
-    run_f, run_b = [s.run[0] for s in stages], [s.run[1] for s in stages]
-    # Without a neighbour nothing is waited for: no hop at both ends.
-    after, before = [*hops, NO_HOP], [NO_HOP, *hops]
-    wire_f, gather_f = [h.wire[0] for h in after], [h.gather[0] for h in before]
-    wire_b, gather_b = [h.wire[1] for h in before], [h.gather[1] for h in after]
+    order_f, order_b = zip(*(one.order for one in stages), strict=True)
+    run_f, run_b = zip(*(one.run for one in stages), strict=True)
+    wire_f, gather_f, wire_b, gather_b = _columns(hops)
     came_f: list[list[float]] = [[] for _ in range(count + 1)]
     came_b: list[list[float]] = [[] for _ in range(count + 1)]
     came_f[0] = [0.0] * micro_batches
