@@ -53,18 +53,18 @@ def _columns(hops: Sequence[Hop]) -> tuple[list[float], ...]:
 
 def chain_s(stages: Sequence[StageTimes], hops: Sequence[Hop], micro_batches: int) -> float:
     """Time of one replica whose micro-batches stay in it; ``hops[s]`` follows stage ``s``."""
-    count = len(stages)
+    count, last = len(stages), len(stages) - 1
     order_f, order_b = zip(*(one.order for one in stages), strict=True)
     run_f, run_b = zip(*(one.run for one in stages), strict=True)
     wire_f, gather_f, wire_b, gather_b = _columns(hops)
     came_f: list[list[float]] = [[] for _ in range(count + 1)]
     came_b: list[list[float]] = [[] for _ in range(count + 1)]
     came_f[0] = [0.0] * micro_batches
+    came_b[last] = [0.0] * micro_batches
     ready_f, ready_b = [0] * count, [0] * count
     ready_f[0] = micro_batches
     begun_f, begun_b, done_b = [0] * count, [0] * count, [0] * count
     free, busy = [0.0] * count, [False] * count
-    last = count - 1
     events: list[tuple[float, int]] = []
     now, awake = 0.0, [0]
     while True:
@@ -77,8 +77,6 @@ def chain_s(stages: Sequence[StageTimes], hops: Sequence[Hop], micro_batches: in
                 came = came_f[s][number]
                 end = (free[s] if free[s] > came else came) + gather_f[s] + run_f[s]
                 came_f[s + 1].append(end + wire_f[s])
-                if s == last:
-                    came_b[s].append(0.0)
                 heappush(events, (now + order_f[s], s))
             elif ready_b[s] > begun_b[s]:
                 number = begun_b[s]
