@@ -1,10 +1,13 @@
-"""One thing that the ranks of a stage instance do for a training step, with a text form.
+"""One thing that a rank group does for a training step, with a text form.
 
 ``F3`` runs micro-batch 3 forward and ``B3`` backward; where the backward is split, ``B3`` gives the
 gradient of the input and ``W3`` that of the weights. ``SF3>1.2`` sends the activations of
 micro-batch 3 to replica 1, stage 2; ``RF3<1.0`` receives them from replica 1, stage 0; ``SB`` and
 ``RB`` are the same for gradients. ``SYNC`` reduces gradients over all owners, ``STEP`` updates the
 weights.
+
+Where a group holds several chunks of the model (interleaved pipelines), ``#`` names the one that
+an action is for, unless it is the first: ``F3#1``, ``SF3#1>1.2``.
 
 Imports neither torch nor Megatron.
 """
@@ -38,32 +41,42 @@ SENDS = {Kind.SEND_FORWARD: Kind.RECV_FORWARD, Kind.SEND_BACKWARD: Kind.RECV_BAC
 """Each send, and the receive that belongs to it."""
 RECEIVES = {receive: send for send, receive in SENDS.items()}
 
-_TEXT = re.compile(r"([FBW])(\d+)|(S[FB])(\d+)>(\d+)\.(\d+)|(R[FB])(\d+)<(\d+)\.(\d+)|SYNC|STEP")
+_TEXT = re.compile(
+    r"(?P<kind>[FBW]|[SR][FB])(?P<micro_batch>\d+)(#(?P<chunk>\d+))?"
+    r"((?P<arrow>[<>])(?P<replica>\d+)\.(?P<stage>\d+))?|(?P<for_all>SYNC|STEP)"
+)
+_ARROWS = {**dict.fromkeys(SENDS, ">"), **dict.fromkeys(RECEIVES, "<")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Action:
-    """One action of a stage instance."""
+    """One action of a rank group."""
 
     kind: Kind
     micro_batch: int = -1
     """Number in the global batch; -1 for ``SYNC`` and ``STEP``."""
     peer: Instance | None = None
     """The other end of a transfer."""
+    chunk: int = 0
+    """Which of the group's chunks it is for, in the order of their layers."""
 
     def __post_init__(self) -> None:
         for_all = self.kind in (Kind.SYNC, Kind.STEP)
-        moves = self.kind in SENDS or self.kind in RECEIVES
-        if for_all != (self.micro_batch < 0) or moves != (self.peer is not None):
-            raise PlanError(f"action {self.kind}: micro-batch {self.micro_batch}, peer {self.peer}")
+        wrong = for_all != (self.micro_batch < 0) or self.chunk < 0 or (for_all and self.chunk)
+        if wrong or (self.kind in _ARROWS) != (self.peer is not None):
+            raise PlanError(
+                f"action {self.kind}: micro-batch {self.micro_batch}, chunk {self.chunk}, "
+                f"peer {self.peer}"
+            )
 
     def __str__(self) -> str:
         text = self.kind.value
         if self.micro_batch >= 0:
             text += str(self.micro_batch)
+        if self.chunk:
+            text += f"#{self.chunk}"
         if self.peer is not None:
-            arrow = ">" if self.kind in SENDS else "<"
-            text += f"{arrow}{self.peer}"
+            text += f"{_ARROWS[self.kind]}{self.peer}"
         return text
 
     @classmethod
@@ -74,12 +87,24 @@ class Action:
             PlanError: not the text of an action.
         """
         match = _TEXT.fullmatch(text)
-        if match is None:
-            raise PlanError(f"{text!r} is not an action; examples: F3, B3, W3, SF3>1.2, RB3<1.2")
-        kind, *numbers = [group for group in match.groups() if group is not None] or [text]
-        peer = Instance(replica=int(numbers[1]), stage=int(numbers[2])) if numbers[1:] else None
-        return cls(kind=Kind(kind), micro_batch=int(numbers[0]) if numbers else -1, peer=peer)
+        found = match.groupdict() if match else {}
+        kind = found.get("kind") or found.get("for_all")
+        if kind is None or found["arrow"] != _ARROWS.get(Kind(kind)):
+            raise PlanError(
+                f"{text!r} is not an action; examples: F3, B3#1, W3, SF3>1.2, RB3#1<1.2"
+            )
+        if found["for_all"]:
+            return cls(kind=Kind(kind))
+        peer = None
+        if found["arrow"]:
+            peer = Instance(replica=int(found["replica"]), stage=int(found["stage"]))
+        return cls(
+            kind=Kind(kind),
+            micro_batch=int(found["micro_batch"]),
+            peer=peer,
+            chunk=int(found["chunk"] or 0),
+        )
 
 
 END = (Action(kind=Kind.SYNC), Action(kind=Kind.STEP))
-"""What every instance does after its last micro-batch."""
+"""What every group does after its last micro-batch."""

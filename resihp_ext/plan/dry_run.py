@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from resihp_ext.plan.action import COMPUTE, RECEIVES, SENDS, Action, Kind
 from resihp_ext.plan.grid import grid
 from resihp_ext.plan.plan import Instance
-from resihp_ext.plan.program import Cell, Program, ProgramError, is_split
+from resihp_ext.plan.program import Cell, Message, Program, ProgramError, is_split
 
 Cost = Callable[[Instance, Action], float]
-"""Seconds (or any unit) that an action keeps its instance busy; for a send, until it arrives."""
+"""Seconds (or any unit) that an action keeps its ranks busy; for a send, until it arrives.
+
+The instance is the one that the action is for: of several chunks on the same ranks, that one; for
+SYNC and STEP the host, the lowest.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +47,7 @@ class Timeline:
         return max((span.end for span in self.spans), default=0.0)
 
     def idle_ratio(self, instance: Instance) -> float:
-        """Part of the makespan in which the instance computes nothing: its bubble."""
+        """Part of the makespan in which the ranks of a host compute nothing: its bubble."""
         mine = [s for s in self.spans if s.cell.instance == instance and s.action.kind in COMPUTE]
         return 1.0 - sum(span.end - span.start for span in mine) / self.makespan
 
@@ -63,10 +67,14 @@ def dry_run(program: Program, cost: Cost) -> Timeline:
 
 
 def peak_in_flight(program: Program, instance: Instance) -> int:
-    """Most micro-batches whose activations an instance holds at once: run forward, and not yet
-    backward (with a split backward, not yet ``W``)."""
+    """Most activations that the ranks of a host hold at once, counted once for each chunk: run
+    forward, and not yet backward (with a split backward, not yet ``W``). A program without
+    backwards holds none beyond the one that is run."""
     actions = program.actions(instance)
+    kinds = {action.kind for action in actions}
     last = Kind.WEIGHT if is_split(actions) else Kind.BACKWARD
+    if last not in kinds:
+        return int(Kind.FORWARD in kinds)
     now = peak = 0
     for action in actions:
         now += (action.kind is Kind.FORWARD) - (action.kind is last)
@@ -76,15 +84,16 @@ def peak_in_flight(program: Program, instance: Instance) -> int:
 
 class _Walk:
     def __init__(self, program: Program, cost: Cost) -> None:
+        self._program = program
         self._lists = dict(program.lists)
         self._cost = cost
         self._next = dict.fromkeys(self._lists, 0)
         self._free_at = dict.fromkeys(self._lists, 0.0)
-        self._arrivals: dict[tuple[Instance, Instance, Kind, int], float] = {}
+        self._arrivals: dict[Message, float] = {}
         self.spans: list[Span] = []
 
     def run(self) -> None:
-        """Advances every instance as far as it goes, until none can."""
+        """Advances every host as far as it goes, until none can."""
         moved = True
         while moved:
             moved = False
@@ -93,7 +102,7 @@ class _Walk:
             moved |= self._meet()
 
     def stuck(self) -> list[tuple[Cell, Action]]:
-        """What every instance that has not come to its end waits at."""
+        """What every host that has not come to its end waits at."""
         return [
             (Cell(instance=instance, index=self._next[instance]), actions[self._next[instance]])
             for instance, actions in self._lists.items()
@@ -108,18 +117,17 @@ class _Walk:
             if action.kind in (Kind.SYNC, Kind.STEP):
                 break
             if action.kind in RECEIVES:
-                key = (action.peer or instance, instance, action.kind, action.micro_batch)
-                if key not in self._arrivals:
+                message = self._program.message(instance, action)
+                if message not in self._arrivals:
                     break
-                start = max(start, self._arrivals.pop(key))
+                start = max(start, self._arrivals.pop(message))
             self._record(instance, action, start)
         return self._next[instance] > begun
 
     def _record(self, instance: Instance, action: Action, start: float) -> None:
-        end = start + self._cost(instance, action)
-        if action.kind in SENDS and action.peer is not None:
-            key = (instance, action.peer, SENDS[action.kind], action.micro_batch)
-            self._arrivals[key] = end
+        end = start + self._cost(self._program.target(instance, action), action)
+        if action.kind in SENDS:
+            self._arrivals[self._program.message(instance, action)] = end
         else:
             self._free_at[instance] = end
         cell = Cell(instance=instance, index=self._next[instance])
@@ -127,7 +135,7 @@ class _Walk:
         self._next[instance] += 1
 
     def _meet(self) -> bool:
-        """Lets SYNC or STEP happen once every instance has come to it."""
+        """Lets SYNC or STEP happen once every host has come to it."""
         waiting = {
             actions[self._next[instance]].kind if self._next[instance] < len(actions) else None
             for instance, actions in self._lists.items()

@@ -1,4 +1,4 @@
-"""A program as a text grid: one row an instance, one column a place in its list.
+"""A program as a text grid: one row a rank group, one column a place in its list.
 
 Imports neither torch nor Megatron.
 """
@@ -6,6 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from resihp_ext.plan.action import COMPUTE
 from resihp_ext.plan.program import Cell, Program
@@ -22,7 +23,7 @@ def grid(program: Program, marked: Collection[Cell] = ()) -> str:
         columns = range(max(0, min(places) - AROUND), min(len(columns), max(places) + AROUND + 1))
     rows = [["", *map(str, columns)]]
     for instance, actions in program.lists:
-        row = [str(instance)]
+        row = [program.head(instance)]
         for index in columns:
             text = str(actions[index]) if index < len(actions) else ""
             row.append(f">>{text}<<" if Cell(instance=instance, index=index) in marked else text)
@@ -40,4 +41,4 @@ def compute_grid(program: Program) -> str:
         (instance, tuple(action for action in actions if action.kind in COMPUTE))
         for instance, actions in program.lists
     )
-    return grid(Program(lists=lists))
+    return grid(replace(program, lists=lists))

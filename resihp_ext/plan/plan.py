@@ -17,81 +17,27 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
-from resihp_ext.errors import ResiHPError
+from resihp_ext.plan.parts import (
+    Device,
+    Instance,
+    PlanError,
+    Replica,
+    Route,
+    Stage,
+    neighbours,
+)
 
-
-class PlanError(ResiHPError):
-    """A plan that cannot be executed; the text names the place and both sides of the equation."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """One accelerator (or CPU rank) of the cluster."""
-
-    rank: int
-    """``global_rank``: identity of its process for the whole job."""
-    node: int
-    p: float = 1.0
-    """Normalised throughput: 1.0 healthy, 0.5 twice as slow, 0.0 dead."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can take part at all."""
-        return self.p > 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One replica's instance of a pipeline stage."""
-
-    ranks: tuple[int, ...]
-    """Global ranks in the order of ``tp_rank``."""
-    layers: tuple[int, int]
-    """First layer and one past the last."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel degree."""
-        return len(self.ranks)
-
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-        return self.layers[1] - self.layers[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replica:
-    """One copy of the model, cut into stages."""
-
-    stages: tuple[Stage, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All its ranks, stage by stage."""
-        return tuple(rank for stage in self.stages for rank in stage.ranks)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Instance:
-    """A place that a micro-batch visits: one replica's instance of one stage."""
-
-    replica: int
-    stage: int
-
-    def __str__(self) -> str:
-        return f"{self.replica}.{self.stage}"
-
-
-Route = tuple[Instance, ...]
-"""The instances one micro-batch visits, first layer to last."""
-
-
-def neighbours(route: Route, instance: Instance) -> tuple[Instance | None, Instance | None]:
-    """Where a micro-batch comes from and where it goes; None at the ends of its route."""
-    place = route.index(instance)
-    before = route[place - 1] if place else None
-    return before, route[place + 1] if place + 1 < len(route) else None
+__all__ = [
+    "Device",
+    "Instance",
+    "Plan",
+    "PlanError",
+    "Replica",
+    "Route",
+    "Stage",
+    "neighbours",
+    "uniform_plan",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +67,11 @@ class Plan:
         )
 
     @cached_property
+    def hosts(self) -> tuple[Instance, ...]:
+        """The lowest instance of every rank group, ascending: it names the group's actions."""
+        return tuple(i for i in self.instances if self.host_of(i) == i)
+
+    @cached_property
     def standby(self) -> tuple[int, ...]:
         """Live ranks that hold no stage."""
         used = {rank for replica in self.replicas for rank in replica.ranks}
@@ -135,13 +86,47 @@ class Plan:
         """The stage that an instance names."""
         return self.replicas[instance.replica].stages[instance.stage]
 
+    def chunks(self, instance: Instance) -> tuple[Instance, ...]:
+        """All instances on the ranks of this one, in the order of their layers.
+
+        The place in this tuple is the number of the chunk; without virtual stages there is one.
+        """
+        return self._groups[instance]
+
+    def host_of(self, instance: Instance) -> Instance:
+        """The lowest instance on the same ranks."""
+        return self._groups[instance][0]
+
+    def instances_of(self, rank: int) -> tuple[Instance, ...]:
+        """What a rank holds: the chunks of its group; nothing for a standby."""
+        host = self.instance_of(rank)
+        return self.chunks(host) if host else ()
+
     def instance_of(self, rank: int) -> Instance | None:
-        """Where a rank works; None for a standby."""
-        for number, one in enumerate(self.replicas):
-            for index, stage in enumerate(one.stages):
-                if rank in stage.ranks:
-                    return Instance(replica=number, stage=index)
-        return None
+        """Where a rank works, the lowest of its chunks; None for a standby."""
+        return self._host_of_rank.get(rank)
+
+    def links(
+        self, micro_batch: int, instance: Instance
+    ) -> tuple[Instance | None, Instance | None]:
+        """From where and to where a visit needs a transfer: :func:`neighbours` on other ranks."""
+        group = self._groups[instance]
+        before, after = neighbours(self.routes[micro_batch], instance)
+        return None if before in group else before, None if after in group else after
+
+    @cached_property
+    def _groups(self) -> dict[Instance, tuple[Instance, ...]]:
+        """The rank group of each instance, as its chunks."""
+        by_ranks: dict[tuple[int, tuple[int, ...]], list[Instance]] = {}
+        for instance in self.instances:
+            key = (instance.replica, self.stage(instance).ranks)
+            by_ranks.setdefault(key, []).append(instance)
+        groups = map(tuple, by_ranks.values())
+        return {instance: group for group in groups for instance in group}
+
+    @cached_property
+    def _host_of_rank(self) -> dict[int, Instance]:
+        return {rank: host for host in self.hosts for rank in self.stage(host).ranks}
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces."""
@@ -206,18 +191,24 @@ def _check_devices(plan: Plan) -> None:
     known = {device.rank: device for device in plan.devices}
     if len(known) != len(plan.devices):
         raise PlanError("plan: a global rank appears twice among the devices")
-    seen: dict[int, str] = {}
+    seen: dict[int, tuple[str, int, Stage]] = {}
     for number, one in enumerate(plan.replicas):
         for index, stage in enumerate(one.stages):
             place = f"replica {number} stage {index}"
             if not stage.ranks:
                 raise PlanError(f"plan: {place} has no ranks")
+            if len(set(stage.ranks)) != stage.tp:
+                raise PlanError(f"plan: {place} names a rank twice: {stage.ranks}")
             for rank in stage.ranks:
                 if rank not in known or not known[rank].alive:
                     raise PlanError(f"plan: {place}: rank {rank} is not a live device")
-                if rank in seen:
-                    raise PlanError(f"plan: rank {rank} is in {seen[rank]} and in {place}")
-                seen[rank] = place
+                where, replica, other = seen.setdefault(rank, (place, number, stage))
+                if (replica, other.ranks) != (number, stage.ranks):
+                    raise PlanError(
+                        f"plan: rank {rank} is in {where} and in {place}, with ranks {other.ranks} "
+                        f"and {stage.ranks}: only stages of one replica may share ranks, all of "
+                        "them and in the same order"
+                    )
 
 
 def _check_layers(number: int, one: Replica, num_layers: int) -> None:
@@ -249,33 +240,44 @@ def _check_route(plan: Plan, micro_batch: int, route: Route) -> None:
 
 
 def uniform_plan(
-    *, num_layers: int, tp: int, pp: int, dp: int, micro_batches: int, devices_per_node: int = 8
+    *,
+    num_layers: int,
+    tp: int,
+    pp: int,
+    dp: int,
+    micro_batches: int,
+    virtual: int = 1,
+    devices_per_node: int = 8,
 ) -> Plan:
     """Megatron's own grid: ranks in the order tp, dp, pp; equal shares of layers and micro-batches.
+
+    With ``virtual`` chunks a rank, virtual stage ``k`` lies on the ranks of stage ``k % pp``.
 
     Raises:
         PlanError: layers or micro-batches do not divide evenly.
     """
-    if num_layers % pp or micro_batches % dp:
+    stages = pp * virtual
+    if num_layers % stages or micro_batches % dp:
         raise PlanError(
-            f"uniform plan: {num_layers} layers over {pp} stages, {micro_batches} micro-batches "
-            f"over {dp} replicas: both must divide evenly"
+            f"uniform plan: {num_layers} layers over {stages} stages, {micro_batches} "
+            f"micro-batches over {dp} replicas: both must divide evenly"
         )
-    depth = num_layers // pp
+    depth = num_layers // stages
     replicas = tuple(
         Replica(
             stages=tuple(
                 Stage(
-                    ranks=tuple((s * dp + d) * tp + t for t in range(tp)),
-                    layers=(s * depth, (s + 1) * depth),
+                    ranks=tuple(((k % pp) * dp + d) * tp + t for t in range(tp)),
+                    layers=(k * depth, (k + 1) * depth),
                 )
-                for s in range(pp)
+                for k in range(stages)
             )
         )
         for d in range(dp)
     )
     routes = tuple(
-        tuple(Instance(replica=m % dp, stage=s) for s in range(pp)) for m in range(micro_batches)
+        tuple(Instance(replica=m % dp, stage=k) for k in range(stages))
+        for m in range(micro_batches)
     )
     devices = tuple(Device(rank=r, node=r // devices_per_node) for r in range(tp * pp * dp))
     return Plan(

@@ -1,7 +1,7 @@
-"""The Program: for every stage instance of a plan, the ordered list of its actions in one step.
+"""The Program: for every rank group of a plan, the ordered list of its actions in one step.
 
-The same object is executed, predicted and simulated. Its text form has a line for each instance
-and round-trips.
+A group is named by its host, the lowest instance on its ranks. The same object is executed,
+predicted and simulated. Its text form has a line for each group and round-trips.
 
 Imports neither torch nor Megatron.
 """
@@ -13,20 +13,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from resihp_ext.plan.action import Action, Kind
+from resihp_ext.plan.action import SENDS, Action, Kind
 from resihp_ext.plan.plan import Instance, PlanError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Cell:
-    """A place in a program: an action of an instance."""
+    """A place in a program: an action of a host."""
 
     instance: Instance
     index: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """What a send and its receive have in common."""
+
+    kind: Kind
+    """Of the receive."""
+    micro_batch: int
+    source: Instance
+    """The instance, not the host: a micro-batch may pass between two hosts more than once."""
+    target: Instance
+
+
 def is_split(actions: Iterable[Action]) -> bool:
-    """Whether an instance gives the gradients of its weights apart from those of its inputs."""
+    """Whether a group gives the gradients of its weights apart from those of its inputs."""
     return any(action.kind is Kind.WEIGHT for action in actions)
 
 
@@ -36,34 +48,81 @@ class ProgramError(PlanError):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What each instance does, in order; all ranks of an instance do the same."""
+    """What each rank group does, in order; all its ranks do the same."""
 
     lists: tuple[tuple[Instance, tuple[Action, ...]], ...]
-    """Instances in ascending order, each with its actions."""
+    """Hosts in ascending order, each with the actions of all its chunks."""
+    chunked: tuple[tuple[Instance, ...], ...] = ()
+    """The chunks of every group that holds more than one, host first; ascending."""
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """All instances that do anything."""
+        """The hosts: without virtual stages, all instances that do anything."""
         return tuple(instance for instance, _ in self.lists)
 
     def actions(self, instance: Instance) -> tuple[Action, ...]:
-        """Actions of one instance; none for one that is not in the program."""
-        return self._by_instance.get(instance, ())
+        """Actions of one host; none for an instance that is not one."""
+        return self._by_host.get(instance, ())
+
+    def chunks(self, host: Instance) -> tuple[Instance, ...]:
+        """The instances on the ranks of a host, in the order of their layers."""
+        return self._chunks_of.get(host, (host,))
+
+    def target(self, host: Instance, action: Action) -> Instance:
+        """The instance that an action of a host is for; the host itself for SYNC and STEP.
+
+        Raises:
+            ProgramError: the host has no such chunk.
+        """
+        chunks = self.chunks(host)
+        if action.chunk >= len(chunks):
+            raise ProgramError(f"program: {host}: {action}: there are {len(chunks)} chunks")
+        return chunks[action.chunk]
+
+    def message(self, host: Instance, transfer: Action) -> Message:
+        """What a send or receive of a host moves."""
+        here, there = self.target(host, transfer), transfer.peer
+        if there is None:
+            raise ProgramError(f"program: {host}: {transfer} moves nothing")
+        receive = SENDS.get(transfer.kind)
+        source, target = (here, there) if receive else (there, here)
+        return Message(
+            kind=receive or transfer.kind,
+            micro_batch=transfer.micro_batch,
+            source=source,
+            target=target,
+        )
+
+    def host_of(self, instance: Instance) -> Instance:
+        """The host on whose ranks an instance is."""
+        return self._host_of.get(instance, instance)
 
     @cached_property
-    def _by_instance(self) -> dict[Instance, tuple[Action, ...]]:
+    def _by_host(self) -> dict[Instance, tuple[Action, ...]]:
         return dict(self.lists)
 
+    @cached_property
+    def _chunks_of(self) -> dict[Instance, tuple[Instance, ...]]:
+        return {group[0]: group for group in self.chunked}
+
+    @cached_property
+    def _host_of(self) -> dict[Instance, Instance]:
+        return {instance: group[0] for group in self.chunked for instance in group}
+
     def cells(self) -> Iterator[tuple[Cell, Action]]:
-        """Every cell with its action, instance after instance."""
+        """Every cell with its action, host after host."""
         for instance, actions in self.lists:
             for index, action in enumerate(actions):
                 yield Cell(instance=instance, index=index), action
 
+    def head(self, host: Instance) -> str:
+        """How a line of the text form begins: ``1.0``, or ``1.0+1.4`` for two chunks."""
+        return "+".join(map(str, self.chunks(host)))
+
     def to_text(self) -> str:
-        """One line an instance: ``1.0: F0 SF0>1.1 ...``."""
+        """One line a group: ``1.0+1.4: F0 SF0>1.1 ...``."""
         return "".join(
-            f"{instance}: {' '.join(map(str, actions))}\n" for instance, actions in self.lists
+            f"{self.head(host)}: {' '.join(map(str, actions))}\n" for host, actions in self.lists
         )
 
     @classmethod
@@ -74,15 +133,23 @@ class Program:
             PlanError: not the text of a program; names the line.
         """
         lists: dict[Instance, tuple[Action, ...]] = {}
+        groups: list[tuple[Instance, ...]] = []
+        seen: set[Instance] = set()
         for number, line in enumerate(text.splitlines(), start=1):
             try:
-                place, words = line.split(":")
-                replica, stage = map(int, place.split("."))
-                instance = Instance(replica=replica, stage=stage)
+                head, words = line.split(":")
+                group = tuple(map(_instance, head.split("+")))
                 actions = tuple(map(Action.parse, words.split()))
-            except ValueError as error:
+            except (ValueError, PlanError) as error:
                 raise PlanError(f"program, line {number}: {error}") from error
-            if instance in lists:
-                raise PlanError(f"program, line {number}: {place} has a line already")
-            lists[instance] = actions
-        return cls(lists=tuple(sorted(lists.items())))
+            if seen & set(group) or len(set(group)) != len(group):
+                raise PlanError(f"program, line {number}: {head} has a line already")
+            seen |= set(group)
+            lists[group[0]] = actions
+            groups += [group] * (len(group) > 1)
+        return cls(lists=tuple(sorted(lists.items())), chunked=tuple(sorted(groups)))
+
+
+def _instance(text: str) -> Instance:
+    replica, stage = map(int, text.split("."))
+    return Instance(replica=replica, stage=stage)
