@@ -2,7 +2,7 @@
 
 On a uniform plan the result is the well-known 1F1B order, with virtual stages its interleaved form
 (PipeDream-flush; Narayanan et al. 2021). For the rest, 1F1B is stated as a rule of each rank group
-rather than as a formula of the stage's number, and played on a clock (:mod:`resihp_ext.plan.clock`).
+rather than as a formula of the stage's number, and played on a clock: `resihp_ext.plan.clock`.
 A micro-batch is in flight until its activations can go, so splitting the backward needs no more
 memory (ZB-H1, Qi et al. 2023).
 
