@@ -136,24 +136,21 @@ class PlanCost:
         return self._sections[instance]
 
     def wire_s(self, sender: Stage, receiver: Stage, size_bytes: int) -> float:
-        """One copy, in as many chunks as the larger of both degrees, each over its own link.
+        """One copy, cut at the edges of both ends' equal shares, each piece over its own link.
 
-        A rank of the end with fewer ranks handles several chunks, one after another.
+        A rank of the end with fewer ranks has several pieces, one after another.
         """
         if sender.ranks == receiver.ranks:
             return 0.0
-        chunks = max(sender.tp, receiver.tp)
-        each = -(-chunks // min(sender.tp, receiver.tp))
-        pairs = (
-            (
-                sender.ranks[chunk * sender.tp // chunks],
-                receiver.ranks[chunk * receiver.tp // chunks],
-            )
-            for chunk in range(chunks)
+        near = all(
+            self._node_of[one] == self._node_of[other]
+            for i, one in enumerate(sender.ranks)
+            for j, other in enumerate(receiver.ranks)
+            # Share i of the sender and share j of the receiver overlap.
+            if i * receiver.tp < (j + 1) * sender.tp and j * sender.tp < (i + 1) * receiver.tp
         )
-        near = all(self._node_of[one] == self._node_of[other] for one, other in pairs)
         link = self._model.inside if near else self._model.between
-        return link.message_s(each * size_bytes / chunks)
+        return link.message_s(size_bytes / min(sender.tp, receiver.tp))
 
     def gather_s(self, sender: Stage, receiver: Stage, size_bytes: int) -> float:
         """The all-gather after arrival; with sequence parallelism the layer does it anyway."""

@@ -7,6 +7,8 @@ that need them. Bad input gives one line on stderr and exit code 2.
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -41,6 +43,46 @@ def doctor(as_json: bool) -> int:
     findings = report.examine(gather.gather())
     click.echo(report.as_json(findings) if as_json else report.as_text(findings))
     return report.exit_code(findings)
+
+
+@resihp.command("profile")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="JSON file to write (required)."
+)
+@click.option("--model", default="tiny", show_default=True, help="Known model, by name.")
+@click.option("--seq-length", type=int, help="Tokens of a micro-batch.  [default: the model's]")
+@click.option(
+    "--tp", "tps", type=int, multiple=True, help="Degree to measure.  [default: all there are]"
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What to measure on.",
+)
+@click.option("--quick", is_flag=True, help="Fewer micro-batches and repetitions, TP up to 2.")
+def profile_machine(
+    out: Path,
+    model: str,
+    seq_length: int | None,
+    tps: tuple[int, ...],
+    device: Literal["auto", "cpu", "cuda"],
+    quick: bool,
+) -> None:
+    """Measure layers and messages on this machine, for the cost model.
+
+    Runs real Megatron layers, one process a device, and fits alpha * tokens + beta * sum(l^2).
+    """
+    from megatron.resilience.device.choose import prepare_environment
+
+    prepare_environment(device)
+    from megatron.resilience.profile import run  # imports torch: only when asked for
+
+    options = run.Options(
+        out=out, model=model, seq_length=seq_length, tps=tps, device=device, quick=quick
+    )
+    run.profile(options, click.echo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
