@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resihp_ext.cost.model_shape import ModelShape
-from resihp_ext.plan.dry_run import peak_in_flight
+from resihp_ext.plan.action import Kind
 from resihp_ext.plan.plan import Instance, Plan
-from resihp_ext.plan.program import Program
+from resihp_ext.plan.program import Program, is_split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,14 +177,30 @@ def instance_memory(
 def peak_bytes(
     plan: Plan, program: Program, shape: ModelShape, policy: MemoryPolicy
 ) -> dict[int, int]:
-    """Peak of every rank that holds a stage, by replaying the program.
-
-    A rank that holds several chunks of the model has the sum of their peaks: a bound, since they
-    need not come at once.
-    """
+    """Peak of every rank that holds a stage, by replaying the program; global ranks ascending."""
+    memory = instance_memory(plan, shape, policy)
     peaks: dict[int, int] = {}
-    for instance, memory in instance_memory(plan, shape, policy).items():
-        total = memory.total(peak_in_flight(program, instance))
-        for rank in plan.stage(instance).ranks:
-            peaks[rank] = peaks.get(rank, 0) + total
+    for host in plan.hosts:
+        peak = _peak_of_host(program, host, memory)
+        peaks.update(dict.fromkeys(plan.stage(host).ranks, peak))
     return dict(sorted(peaks.items()))
+
+
+def _peak_of_host(program: Program, host: Instance, memory: Mapping[Instance, StageMemory]) -> int:
+    """Activations live from F to B, or to W where the backward is split."""
+    chunks = [memory[chunk] for chunk in program.chunks(host)]
+    actions = program.actions(host)
+    frees = Kind.WEIGHT if is_split(actions) else Kind.BACKWARD
+    # In an evaluation nothing is kept for a backward.
+    keeps = any(action.kind is frees for action in actions)
+    held = peak = 0
+    for action in actions:
+        size = memory[program.target(host, action)].activations if keeps else 0
+        if action.kind is Kind.FORWARD:
+            # One chunk is recomputed at a time; transfers of all may be on their way.
+            moving = max(c.recomputed for c in chunks) + sum(c.buffers for c in chunks)
+            held += size
+            peak = max(peak, held + moving)
+        elif action.kind is frees:
+            held -= size
+    return sum(chunk.static for chunk in chunks) + peak

@@ -158,19 +158,27 @@ class PlanCost:
             return 0.0
         return self._link(receiver.ranks).all_gather_s(size_bytes, receiver.tp)
 
-    def sync_s(self, instance: Instance) -> float:
-        """All-reduce of an instance's gradients over the replicas."""
-        size_bytes = self._parameters(instance) * self._policy.grad_bytes
-        return self._owner_link(instance).all_reduce_s(size_bytes, len(self._plan.replicas))
+    def sync_s(self, host: Instance) -> float:
+        """All-reduce over the replicas of the gradients of all that the host's ranks hold."""
+        replicas = len(self._plan.replicas)
+        return sum(
+            self._owner_link(chunk).all_reduce_s(
+                self._parameters(chunk) * self._policy.grad_bytes, replicas
+            )
+            for chunk in self._plan.chunks(host)
+        )
 
-    def step_s(self, instance: Instance) -> float:
+    def step_s(self, host: Instance) -> float:
         """The optimizer; if sharded, each rank does its part and parameters are gathered."""
-        parameters, owners = self._parameters(instance), len(self._plan.replicas)
+        return sum(self._chunk_step_s(chunk) for chunk in self._plan.chunks(host))
+
+    def _chunk_step_s(self, instance: Instance) -> float:
+        parameters, replicas = self._parameters(instance), len(self._plan.replicas)
         if not self._policy.sharded:
             return parameters * self._model.step_parameter_s
         size_bytes = parameters * self._policy.param_bytes
-        gather_s = self._owner_link(instance).all_gather_s(size_bytes, owners)
-        return parameters / owners * self._model.step_parameter_s + gather_s
+        gather_s = self._owner_link(instance).all_gather_s(size_bytes, replicas)
+        return parameters / replicas * self._model.step_parameter_s + gather_s
 
     def _parameters(self, instance: Instance) -> int:
         section = self.section(instance)

@@ -199,6 +199,22 @@ def test_sync_is_an_all_reduce_of_all_gradients_and_step_moves_all_parameters() 
     assert action_s(A100, alone, where, "SYNC") == 0.0
 
 
+def test_sync_and_step_count_all_chunks_of_a_rank() -> None:
+    """The host answers for them; what one chunk sends to the next on the same ranks is free."""
+    plan = uniform_plan(num_layers=8, tp=2, pp=2, dp=2, micro_batches=4, virtual=2)
+    flat = uniform_plan(num_layers=8, tp=2, pp=2, dp=2, micro_batches=4)
+    for text in ("SYNC", "STEP"):
+        one, other = (
+            action_s(A100, plan, instance(0, 0), text),
+            action_s(A100, flat, instance(0, 0), text),
+        )
+        assert one == pytest.approx(other, rel=1e-3)
+    stage = plan.replicas[0].stages[0]
+    price = A100.of_plan(plan, SHAPE)
+    assert price.wire_s(stage, stage, BOUNDARY_BYTES) == 0.0
+    assert price.gather_s(stage, stage, BOUNDARY_BYTES) == 0.0
+
+
 def test_sync_crosses_nodes_when_any_owner_of_a_layer_does() -> None:
     plan = uniform_plan(num_layers=8, tp=2, pp=2, dp=2, micro_batches=4, devices_per_node=4)
     assert action_s(A100, plan, instance(0, 0), "SYNC") < 1.1 * A100.inside.all_reduce_s(
