@@ -1,5 +1,5 @@
-"""The flat buffers of one sync domain on one of its owners: gradients, masters, and the way between
-them and the parameters of the modules."""
+"""The flat buffers of one sync domain on one of its owners: gradients, optimizer state, and the way
+between them and the parameters of the modules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from megatron.resilience.executor.manifest import Piece
 from resihp_ext.state.domains import SyncDomain
 from resihp_ext.state.shards import shares
 from resihp_ext.state.slab import Slab
+
+MASTER = "master"
+"""The fp32 weights, among the kinds of state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class DomainBuffer:
 
     Attributes:
         gradient: All elements of the domain, fp32; after :meth:`reduce` the same on all owners.
-        master: This owner's share of the weights, fp32.
+        state: What this owner keeps, flat and fp32, by kind: ``master``, its share of the weights,
+            and the optimizer's moments of them.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class DomainBuffer:
         group: Any,
         pieces: Sequence[Piece],
         kept: Sequence[Slab],
+        kinds: Sequence[str],
         device: torch.device,
     ) -> None:
         """Lays out the buffers.
@@ -49,6 +54,7 @@ class DomainBuffer:
             group: The owners' process group.
             pieces: What this rank's modules hold.
             kept: The slabs of the domain whose state this rank keeps; they follow each other.
+            kinds: The optimizer's moments of a weight.
         """
         self.domain = domain
         self._group = group
@@ -58,9 +64,12 @@ class DomainBuffer:
         self.low = _place(kept[0], domain.slabs, starts) if kept else 0
         self.high = self.low + sum(slab.elements for slab in kept)
         self.kept = tuple(kept)
-        self.master = torch.zeros(self.high - self.low, dtype=torch.float32, device=device)
-        self._sources = list(_parts(self.gradient, domain.slabs, pieces, _gradient_of))
-        self._masters = list(_parts(self.master, kept, pieces, _weight_of))
+        self.state = {
+            kind: torch.zeros(self.high - self.low, dtype=torch.float32, device=device)
+            for kind in (MASTER, *kinds)
+        }
+        self._sources = list(parts(self.gradient, domain.slabs, pieces, _gradient_of))
+        self._masters = list(parts(self.state[MASTER], kept, pieces, _weight_of))
         self._pieces = pieces
         mine = shares(domain)[rank]
         self._norm_low = _place(mine[0], domain.slabs, starts) if mine else 0
@@ -130,19 +139,20 @@ class DomainBuffer:
         """Writes the weights into the modules, rounded to their type; collective over the owners
         when they share the state."""
         if self.whole:
-            parts = self._masters
+            written = self._masters
         else:
-            flat = self.gathered(self.master, self._dtype())
-            parts = list(_parts(flat, self.domain.slabs, self._pieces, _weight_of))
-        if parts:
-            torch._foreach_copy_([part.local for part in parts], [part.flat for part in parts])
+            flat = self.gathered(MASTER, self._dtype())
+            written = list(parts(flat, self.domain.slabs, self._pieces, _weight_of))
+        if written:
+            torch._foreach_copy_([part.local for part in written], [part.flat for part in written])
 
     def _dtype(self) -> torch.dtype:
         kinds = {piece.parameter.dtype for piece in self._pieces}
         return kinds.pop() if len(kinds) == 1 else torch.float32
 
-    def gathered(self, mine: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Puts a flat tensor together from all owners' shares."""
+    def gathered(self, kind: str, dtype: torch.dtype) -> torch.Tensor:
+        """State of the whole domain from all owners' shares; collective when they share it."""
+        mine = self.state[kind]
         if self.whole:
             return mine.to(dtype)
         sizes = [sum(slab.elements for slab in kept) for kept in shares(self.domain).values()]
@@ -166,7 +176,7 @@ class Part:
     rank hold the same tensor."""
 
 
-def _parts(
+def parts(
     flat: torch.Tensor,
     slabs: Sequence[Slab],
     pieces: Iterable[Piece],

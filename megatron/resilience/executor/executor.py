@@ -3,6 +3,7 @@ groups and optimizer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -10,16 +11,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron.resilience.executor.buffers import DomainBuffer
 from megatron.resilience.executor.groups import GroupPool, members_of
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import pieces_of
-from megatron.resilience.executor.optimizer import DomainOptimizer, base_optimizer, groups_of
+from megatron.resilience.executor.optimizer import (
+    DomainOptimizer,
+    base_optimizer,
+    groups_of,
+    kinds_of,
+)
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.process_groups import collection_for, install
 from megatron.resilience.upstream.stream import Stream
 from resihp_ext.plan.action import Action, Kind
@@ -75,6 +82,11 @@ class Executor:
     ) -> DomainOptimizer:
         """Finds out who holds what and builds this rank's optimizer; collective."""
         pieces = pieces_of(models, self.seat.tp)
+        for model in unwrap_model(list(models)):
+            if self.seat.chunks:
+                refine(model, self._common_degree() // self.seat.tp)
+            else:
+                hold_nothing(model)
         base = base_optimizer(config, models, overrides, self.groups)
         self.layout = StateLayout.exchanged(
             pieces, groups_of(base, pieces), sharded=self._sharded, device=self._device
@@ -88,15 +100,19 @@ class Executor:
                 group=self.pool[domain.owners],
                 pieces=pieces,
                 kept=self.layout.kept(domain)[rank],
+                kinds=kinds_of(config),
                 device=self._device,
             )
             for domain in self.layout.domains
             if rank in domain.owners
         ]
-        self._optimizer = DomainOptimizer(
-            base, config, self.buffers, self.layout.groups, self._device
-        )
+        self._optimizer = DomainOptimizer(config, self._device)
+        self._optimizer.attach(base, self.buffers, self.layout.groups, pieces)
         return self._optimizer
+
+    def _common_degree(self) -> int:
+        """Least common multiple of all tensor-parallel degrees."""
+        return math.lcm(*(stage.tp for one in self.plan.replicas for stage in one.stages))
 
     def forward_backward(
         self,

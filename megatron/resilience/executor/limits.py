@@ -55,3 +55,6 @@ def prepare(args: argparse.Namespace) -> None:
     # Both would exchange shards inside data-parallel groups, which hold one rank here.
     args.ckpt_fully_parallel_save = False
     args.ckpt_fully_parallel_load = False
+    # Kept by upstream for a grid of ranks, which an uneven layout is not.
+    args.no_save_rng = True
+    args.no_load_rng = True

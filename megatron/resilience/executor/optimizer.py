@@ -15,17 +15,19 @@ import torch.distributed as dist
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron.resilience.executor.buffers import DomainBuffer
+from megatron.resilience.executor import optimizer_checkpoint
+from megatron.resilience.executor.buffers import MASTER, DomainBuffer
 from megatron.resilience.executor.manifest import Piece
-from resihp_ext.errors import ResiHPError
+
+Groups = list[list[torch.nn.Parameter]]
 
 
 def base_optimizer(
     config: Any, models: Sequence[torch.nn.Module], overrides: Any, pg_collection: Any
-) -> torch.optim.Optimizer | None:
+) -> torch.optim.Optimizer:
     """Upstream's optimizer for these settings, over the modules' parameters, without any state.
 
-    Collective over all live ranks; None when this rank holds no parameters.
+    Collective over all live ranks.
     """
     plain = dataclasses.replace(config, bf16=False, use_distributed_optimizer=False)
     built = get_megatron_optimizer(
@@ -36,56 +38,98 @@ def base_optimizer(
         pg_collection=pg_collection,
     )
     inner = getattr(built, "chained_optimizers", [built])[0]
-    base: torch.optim.Optimizer | None = inner.optimizer
-    return base
+    assert isinstance(inner.optimizer, torch.optim.Optimizer)
+    return inner.optimizer
 
 
-def groups_of(base: torch.optim.Optimizer | None, pieces: Sequence[Piece]) -> dict[str, int]:
+def groups_of(base: torch.optim.Optimizer, pieces: Sequence[Piece]) -> dict[str, int]:
     """Number of the parameter group of every logical tensor that a rank holds."""
     number = {
         id(parameter): k
-        for k, group in enumerate(base.param_groups if base else ())
+        for k, group in enumerate(base.param_groups)
         for parameter in group["params"]
     }
     return {piece.slab.tensor: number[id(piece.parameter)] for piece in pieces}
 
 
-class DomainOptimizer(MegatronOptimizer):
-    """Steps every domain that this rank owns a part of."""
+def kinds_of(config: Any) -> tuple[str, ...]:
+    """The moments that the base optimizer keeps of a weight."""
+    if config.optimizer == "adam":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if config.sgd_momentum else ()
 
-    def __init__(
+
+class DomainOptimizer(MegatronOptimizer):
+    """Steps every domain that this rank owns a part of.
+
+    Attributes:
+        parameters: The modules' parameters in upstream's groups.
+        pieces: What the modules hold.
+    """
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        """Prepares an optimizer; :meth:`attach` gives it something to update.
+
+        Args:
+            device: Where the backend wants its tensors.
+        """
+        super().__init__(torch.optim.SGD([torch.zeros(0)]), config)
+        self.is_stub_optimizer = False
+        self.buffers: list[DomainBuffer] = []
+        self.parameters: Groups = []
+        self.pieces: list[Piece] = []
+        self._device = device
+        self._scale = torch.ones(1, device=device)
+        self._masters_loaded = False
+
+    def attach(
         self,
-        base: torch.optim.Optimizer | None,
-        config: Any,
+        base: torch.optim.Optimizer,
         buffers: Sequence[DomainBuffer],
         groups: Mapping[str, int],
-        device: torch.device,
+        pieces: Sequence[Piece],
     ) -> None:
         """Puts the masters in the place of the parameters that ``base`` was built over.
 
         Args:
             groups: Parameter group of each tensor.
-            device: Where the backend wants its tensors.
+            pieces: What this rank's modules hold.
         """
-        super().__init__(base, config)
-        self.is_stub_optimizer = False
-        self.buffers = list(buffers)
-        self._device = device
-        self._loaded = False
-        self._scale = torch.ones(1, device=device)
-        self.flat: list[tuple[DomainBuffer, int, torch.Tensor]] = []
-        """``(buffer, first element of the share, masters)`` of every tensor of ``base``."""
-        if base is None:
-            return
-        per_group: dict[int, list[torch.Tensor]] = {}
+        self.buffers, self.pieces = list(buffers), list(pieces)
+        self.parameters = [list(group["params"]) for group in base.param_groups]
+        flat: list[list[torch.Tensor]] = [[] for _ in base.param_groups]
         for buffer in self.buffers:
             for section in buffer.sections(groups):
-                masters = buffer.master[section.low - buffer.low : section.high - buffer.low]
+                cut = slice(section.low - buffer.low, section.high - buffer.low)
+                masters = buffer.state[MASTER][cut]
                 masters.grad = buffer.gradient[section.low : section.high]
-                per_group.setdefault(section.group, []).append(masters)
-                self.flat.append((buffer, section.low - buffer.low, masters))
-        for number, group in enumerate(base.param_groups):
-            group["params"] = per_group.get(number, [])
+                flat[section.group].append(masters)
+                base.state[masters] = {
+                    kind: state[cut] for kind, state in buffer.state.items() if kind != MASTER
+                }
+        for group, masters_of_group in zip(base.param_groups, flat, strict=True):
+            group["params"] = masters_of_group
+        self.optimizer = base
+        self.set_steps(0)
+
+    @property
+    def steps(self) -> int:
+        """Updates so far, as Adam's bias correction counts them."""
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                return int(state["step"])
+        return int(next((group["step"] for group in self.param_groups if "step" in group), 0))
+
+    def set_steps(self, steps: int) -> None:
+        """Sets the count, where the base optimizer keeps it: torch with the state of each tensor,
+        fused ones with the group."""
+        if not isinstance(self.optimizer, torch.optim.Adam):
+            for group in self.param_groups:
+                if "bias_correction" in group:
+                    group["step"] = steps
+            return
+        for state in self.optimizer.state.values():
+            state["step"] = torch.tensor(float(steps), dtype=torch.float32)
 
     @torch.no_grad()
     def step(self) -> tuple[bool, float | None, int | None]:
@@ -96,8 +140,7 @@ class DomainOptimizer(MegatronOptimizer):
         """
         norm, zeros = self.gradient_norm()
         self.clip(norm)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimizer.step()
         for buffer in self.buffers:
             buffer.parameters_from_masters()
         return True, norm, zeros
@@ -138,7 +181,7 @@ class DomainOptimizer(MegatronOptimizer):
         return self.step()[0]
 
     def reload_model_params(self, state_dict: Any = None) -> None:
-        """Takes the modules' weights as the masters, after a checkpoint was loaded into them."""
+        """Takes the modules' weights as the masters."""
         for buffer in self.buffers:
             buffer.masters_from_parameters()
 
@@ -148,16 +191,25 @@ class DomainOptimizer(MegatronOptimizer):
         Half-precision weights have masters of their own, which a checkpoint brings; without one,
         they start from the weights as well.
         """
-        if not self.config.bf16 or not self._loaded:
+        if not self._masters_loaded:
             self.reload_model_params()
 
     def state_dict(self, is_loading: bool = False) -> Any:
-        raise ResiHPError("checkpoints of the optimizer are kept in Megatron's torch_dist format")
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        raise NotImplementedError
+        return {"state": {"common_step": self.steps}, "param_groups": self._plain_groups()}
 
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: Any = None
     ) -> Any:
-        raise NotImplementedError
+        return optimizer_checkpoint.sharded(self, model_sharded_state_dict, is_loading)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._masters_loaded = optimizer_checkpoint.load(self, state_dict)
+
+    def _plain_groups(self) -> list[dict[str, Any]]:
+        """Hyperparameters of each group, and numbers in the place of the modules' parameters."""
+        groups, first = [], 0
+        for group, parameters in zip(self.param_groups, self.parameters, strict=True):
+            numbers = list(range(first, first + len(parameters)))
+            first += len(parameters)
+            groups.append({**group, "params": numbers})
+        return groups
