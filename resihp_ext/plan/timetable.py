@@ -19,6 +19,7 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -100,31 +101,34 @@ def _entry(row: Any, number: int, folder: Path, frame: Frame) -> Entry:
             if unknown
             else f"needs one of uniform, replicas, plan; has {sorted(kinds)}"
         )
-    step = row["step"]
-    if not isinstance(step, int) or step < 0:
-        raise ValueError(f"step: expected a number of steps, got {step!r}")
+    misplaced = row.keys() & {"shares", "routes"}
+    if len(misplaced) == 2 or (misplaced and kinds != {"replicas"}):
+        raise ValueError(f"{' and '.join(sorted(misplaced))}: only one, and only with replicas")
+    step = _number("step", row["step"], least=0)
     plan = _LAYOUTS[kinds.pop()](row, folder, frame)
     _check_frame(plan, frame)
     return Entry(step=step, plan=replace(plan, version=number).validated())
 
 
 def _uniform(row: Any, _folder: Path, frame: Frame) -> Plan:
-    sizes = {name: int(row["uniform"].get(name, 1)) for name in ("tp", "pp", "dp")}
-    unknown = row["uniform"].keys() - sizes.keys() - {"virtual"}
-    if unknown:
-        raise ValueError(f"uniform: unknown keys {sorted(unknown)}")
-    if "virtual" in row["uniform"]:
-        sizes["virtual"] = int(row["uniform"]["virtual"])
+    sizes = {"tp": 1, "pp": 1, "dp": 1, "virtual": 1, **_fields("uniform", row["uniform"])}
+    if len(sizes) > 4:
+        raise ValueError(f"uniform: unknown keys {sorted(sizes.keys() - _SIZES)}")
+    for name, size in sizes.items():
+        _number(f"uniform: {name}", size)
     plan = uniform_plan(num_layers=frame.num_layers, micro_batches=frame.micro_batches, **sizes)
     return replace(plan, devices=frame.devices)
 
 
 def _by_replicas(row: Any, _folder: Path, frame: Frame) -> Plan:
-    replicas = tuple(_replica(stages) for stages in row["replicas"])
+    replicas = tuple(map(_replica, _list("replicas", row["replicas"])))
     if "routes" in row:
-        routes = tuple(map(_route, row["routes"]))
+        routes = tuple(map(_route, _list("routes", row["routes"])))
     else:
-        routes = straight_routes(replicas, row.get("shares"), frame.micro_batches)
+        counts = row.get("shares")
+        if counts is not None:
+            counts = [_number("shares", count, least=0) for count in _list("shares", counts)]
+        routes = straight_routes(replicas, counts, frame.micro_batches)
     return Plan(
         version=0,
         num_layers=frame.num_layers,
@@ -135,7 +139,7 @@ def _by_replicas(row: Any, _folder: Path, frame: Frame) -> Plan:
 
 
 def _from_file(row: Any, folder: Path, _frame: Frame) -> Plan:
-    return Plan.from_json((folder / row["plan"]).read_text())
+    return Plan.from_json((folder / str(row["plan"])).read_text())
 
 
 _LAYOUTS = {"uniform": _uniform, "replicas": _by_replicas, "plan": _from_file}
@@ -143,16 +147,44 @@ _LAYOUTS = {"uniform": _uniform, "replicas": _by_replicas, "plan": _from_file}
 
 def _replica(stages: Any) -> Replica:
     built, at = [], 0
-    for stage in stages:
-        depth = int(stage["layers"])
-        built.append(Stage(ranks=tuple(map(int, stage["ranks"])), layers=(at, at + depth)))
+    for stage in _list("replica", stages):
+        if _fields("stage", stage).keys() != {"ranks", "layers"}:
+            raise ValueError(f"stage: expected ranks and layers, got {stage!r}")
+        ranks = [_number("ranks", rank, least=0) for rank in _list("ranks", stage["ranks"])]
+        depth = _number("layers", stage["layers"])
+        built.append(Stage(ranks=tuple(ranks), layers=(at, at + depth)))
         at += depth
     return Replica(stages=tuple(built))
 
 
-def _route(text: str) -> Route:
-    places = [place.split(".") for place in text.split()]
-    return tuple(Instance(replica=int(replica), stage=int(stage)) for replica, stage in places)
+def _route(text: Any) -> Route:
+    if not isinstance(text, str) or not all(map(_PLACE.fullmatch, text.split())):
+        raise ValueError(f'routes: expected texts such as "0.0 1.1", got {text!r}')
+    places = (map(int, place.split(".")) for place in text.split())
+    return tuple(Instance(replica=replica, stage=stage) for replica, stage in places)
+
+
+_SIZES = {"tp", "pp", "dp", "virtual"}
+_PLACE = re.compile(r"\d+\.\d+")
+
+
+def _number(what: str, value: Any, *, least: int = 1) -> int:
+    # True is an int, too.
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what}: expected a whole number from {least}, got {value!r}")
+    return value
+
+
+def _list(what: str, value: Any) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{what}: expected a list, got {value!r}")
+    return value
+
+
+def _fields(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: expected names with values, got {value!r}")
+    return value
 
 
 def straight_routes(

@@ -38,6 +38,8 @@ def _split(slab: Slab, room: int) -> tuple[Slab | None, Slab | None]:
     """Cuts off as many rows as come closest to ``room`` elements."""
     if slab.elements <= room:
         return slab, None
+    if not slab.low:
+        return None, slab
     axis = next(
         (a for a, (x, y) in enumerate(zip(slab.low, slab.high, strict=True)) if y - x > 1), 0
     )
