@@ -76,7 +76,7 @@ class Program:
         """
         chunks = self.chunks(host)
         if action.chunk >= len(chunks):
-            raise ProgramError(f"program: {host}: {action}: there are {len(chunks)} chunks")
+            raise ProgramError(f"program: {host}: {action} is for a chunk that is not there")
         return chunks[action.chunk]
 
     def message(self, host: Instance, transfer: Action) -> Message:
