@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import plans
 
+from resihp_ext.plan.plan import Plan
 from resihp_ext.state.domains import SyncDomain, require_complete, sync_domains
 from resihp_ext.state.slab import Holdings, Slab, StateError, segments
 from resihp_ext.state.transfer import plan_transfers
@@ -15,7 +18,6 @@ from resihp_ext.state.transfer import plan_transfers
 pytestmark = pytest.mark.unit
 
 Element = tuple[str, tuple[int, ...]]
-SEEDS = range(120)
 
 
 def elements(slab: Slab) -> set[Element]:
@@ -27,37 +29,35 @@ def elements_of(holdings: Holdings) -> dict[int, set[Element]]:
     return {rank: {e for slab in slabs for e in elements(slab)} for rank, slabs in holdings.items()}
 
 
-def shapes_of(random: Random) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"scalar": (), "vector": (random.randint(1, 12),)}
-    shapes["matrix"] = (random.randint(1, 8), random.randint(1, 8))
-    shapes["cube"] = tuple(random.randint(1, 4) for _ in range(3))
-    return shapes
+names = st.sampled_from(["a", "b", "c"])
+AXES = {"a": (), "b": (9,), "c": (6, 5)}
+"""Shapes of the logical tensors: a scalar, a vector and a matrix."""
 
 
-def random_slab(random: Random, tensor: str, shape: tuple[int, ...]) -> Slab:
-    bounds = [sorted(random.sample(range(size + 1), 2)) for size in shape]
+@st.composite
+def slabs(draw: st.DrawFn) -> Slab:
+    tensor = draw(names)
+    bounds = []
+    for size in AXES[tensor]:
+        low = draw(st.integers(0, size - 1))
+        bounds.append((low, draw(st.integers(low + 1, size))))
     return Slab(tensor=tensor, low=tuple(b[0] for b in bounds), high=tuple(b[1] for b in bounds))
 
 
-def random_holdings(random: Random, shapes: dict[str, tuple[int, ...]], ranks: int) -> Holdings:
-    return {
-        rank: [
-            random_slab(random, *random.choice(sorted(shapes.items())))
-            for _ in range(random.randint(0, 4))
-        ]
-        for rank in range(ranks)
-    }
+def holdings_of(ranks: st.SearchStrategy[int]) -> st.SearchStrategy[Holdings]:
+    return st.dictionaries(ranks, st.lists(slabs(), max_size=4), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_domains_hold_each_element_once_with_all_its_owners(seed: int) -> None:
-    random = Random(seed)
-    holdings = random_holdings(random, shapes_of(random), random.randint(1, 6))
+def whole() -> list[Slab]:
+    return [Slab.whole(name, shape) for name, shape in AXES.items()]
+
+
+def check_domains(holdings: Holdings) -> None:
     held = elements_of(holdings)
     domains = sync_domains(holdings)
     seen = Counter(e for domain in domains for slab in domain.slabs for e in elements(slab))
-    assert set(seen) == set().union(*held.values())
-    assert max(seen.values(), default=1) == 1
+    assert set(seen) == set().union(*held.values()), "domains cover what is held"
+    assert max(seen.values(), default=1) == 1, "domains are disjoint"
     for domain in domains:
         assert domain.elements == sum(len(elements(slab)) for slab in domain.slabs)
         for slab in domain.slabs:
@@ -66,25 +66,79 @@ def test_domains_hold_each_element_once_with_all_its_owners(seed: int) -> None:
                 assert owners == domain.owners
     assert len({domain.owners for domain in domains}) == len(domains), "one buffer a set of owners"
     assert list(domains) == sorted(domains)
-    mixed = dict(random.sample(sorted(holdings.items()), len(holdings)))
+    mixed = dict(reversed(holdings.items()))
     assert sync_domains(mixed) == domains, "the order in which ranks are named does not matter"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_transfers_bring_what_is_lacking_once_and_nothing_else(seed: int) -> None:
-    random = Random(seed)
-    shapes, ranks = shapes_of(random), random.randint(2, 6)
-    held = dict(random_holdings(random, shapes, ranks))
-    held[random.randrange(ranks)] = [Slab.whole(name, shape) for name, shape in shapes.items()]
-    needed = random_holdings(random, shapes, ranks + 1)
+def check_transfers(held: Holdings, needed: Holdings) -> None:
     have, want = elements_of(held), elements_of(needed)
     got: Counter[tuple[int, Element]] = Counter()
     for transfer in plan_transfers(held, needed):
-        assert elements(transfer.slab) <= have[transfer.source]
+        assert elements(transfer.slab) <= have[transfer.source], "from a holder"
         got.update((transfer.destination, element) for element in elements(transfer.slab))
     lacking = {(rank, e) for rank in want for e in want[rank] - have.get(rank, set())}
-    assert set(got) == lacking
-    assert max(got.values(), default=1) == 1
+    assert set(got) == lacking, "all that is lacking, and nothing else"
+    assert max(got.values(), default=1) == 1, "once"
+
+
+@given(holdings=holdings_of(st.integers(0, 9)))
+def test_domains_hold_each_element_once_with_all_its_owners(holdings: Holdings) -> None:
+    check_domains(holdings)
+
+
+@given(
+    held=holdings_of(st.integers(0, 5)),
+    needed=holdings_of(st.integers(0, 6)),
+    source=st.integers(0, 5),
+)
+def test_transfers_bring_what_is_lacking_once_and_nothing_else(
+    held: Holdings, needed: Holdings, source: int
+) -> None:
+    check_transfers({**held, source: whole()}, needed)
+
+
+@given(held=holdings_of(st.integers(0, 3)), needed=holdings_of(st.integers(2, 5)))
+def test_what_nobody_holds_is_never_sent(held: Holdings, needed: Holdings) -> None:
+    available = set().union(*elements_of(held).values())
+    if set().union(*elements_of(needed).values()) <= available:
+        check_transfers(held, needed)
+    else:
+        with pytest.raises(StateError, match="held by none"):
+            plan_transfers(held, needed)
+
+
+NUM_LAYERS = 6
+
+
+def state_of(plan: Plan) -> dict[int, list[Slab]]:
+    """A layer has a matrix cut by rows over its ranks, and a norm that all of them hold; the first
+    and the last layer's ranks share the embedding."""
+    held: dict[int, list[Slab]] = {}
+    for instance in plan.instances:
+        stage = plan.stage(instance)
+        for tp_rank, rank in enumerate(stage.ranks):
+            mine = held.setdefault(rank, [])
+            share = (12 * tp_rank // stage.tp, 12 * (tp_rank + 1) // stage.tp)
+            for layer in range(*stage.layers):
+                mine.append(rows(f"{layer}.weight", *share, columns=1))
+                mine.append(Slab.whole(f"{layer}.norm", (3,)))
+            if {0, plan.num_layers} & set(stage.layers):
+                mine.append(rows("embedding", *share, columns=2))
+    return held
+
+
+@given(before=plans(num_layers=NUM_LAYERS), after=plans(num_layers=NUM_LAYERS))
+@settings(max_examples=40)
+def test_state_moves_from_any_plan_to_any_other(before: Plan, after: Plan) -> None:
+    """Also to fewer ranks, other degrees, other layer maps, and chunks."""
+    held, needed = state_of(before), state_of(after)
+    shapes = {f"{layer}.weight": (12, 1) for layer in range(NUM_LAYERS)}
+    shapes |= {f"{layer}.norm": (3,) for layer in range(NUM_LAYERS)} | {"embedding": (12, 2)}
+    for holdings in (held, needed):
+        require_complete(shapes, holdings)
+        check_domains(holdings)
+    check_transfers(held, needed)
+    assert plan_transfers(held, held) == ()
 
 
 def rows(tensor: str, low: int, high: int, columns: int = 4) -> Slab:
