@@ -64,5 +64,5 @@ wheel: $(STAMP)  ## build dist/*.whl
 	@rm -rf build
 
 clean:  ## remove everything generated except the environment
-	@rm -rf build dist out .demo .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	@rm -rf build dist out .demo .hypothesis .pytest_cache .mypy_cache .ruff_cache *.egg-info
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
