@@ -87,6 +87,18 @@ def test_ends_cost_more_and_a_dead_device_is_refused() -> None:
         A100.forward_s(SHAPE, layers=2, tp=4, p=0.0)
 
 
+def test_the_loss_costs_more_than_its_product() -> None:
+    """Passes over the logits in 32 bits: six forward, three backward, none for the weights."""
+    spent = {
+        part: A100.part_s(SHAPE, part, layers=1, tp=4, last=True)
+        - A100.part_s(SHAPE, part, layers=1, tp=4)
+        for part in Part
+    }
+    product_s = spent[Part.WEIGHT]
+    passes = (spent[Part.FORWARD] - product_s) / (spent[Part.INPUT] - product_s)
+    assert passes == pytest.approx(2.0)
+
+
 def test_a_group_across_nodes_is_slower_and_sequence_parallelism_faster() -> None:
     inside = A100.part_s(SHAPE, Part.FORWARD, layers=1, tp=4)
     assert A100.part_s(SHAPE, Part.FORWARD, layers=1, tp=4, across_nodes=True) > inside
