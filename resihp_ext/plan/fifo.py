@@ -35,11 +35,11 @@ def received_in_order(program: Program) -> Program:
     lists = []
     sent = _by_channel(program, SENDS)
     for host, actions in program.lists:
-        receive_of = {m: actions[cell.index] for cell, m in _messages(program, host, RECEIVES)}
+        received = {cell.index: m for cell, m in _messages(program, host, RECEIVES)}
+        receive_of = {message: actions[index] for index, message in received.items()}
         moved: list[Action] = []
-        for action in actions:
-            if action.kind in RECEIVES:
-                message = program.message(host, action)
+        for index, action in enumerate(actions):
+            if message := received.get(index):
                 waiting = sent[_channel(program, message)]
                 while message in receive_of:
                     moved.append(receive_of.pop(waiting.popleft()))
