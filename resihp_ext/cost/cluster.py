@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from resihp_ext.cost.presets import FIGURES
 from resihp_ext.plan.plan import Device
+
+UNCOUNTED = 10
+"""One part in so many of a device's memory is left for what the memory model does not count; an
+assumption, to be checked on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +42,9 @@ def uniform_cluster(*, nodes: int, devices_per_node: int, memory_bytes: int) -> 
         Device(rank=rank, node=rank // devices_per_node) for rank in range(nodes * devices_per_node)
     )
     return Cluster(devices=devices, memory_bytes=memory_bytes)
+
+
+def usable_memory_bytes(name: str) -> int:
+    """What a device of a preset leaves for :attr:`Cluster.memory_bytes`."""
+    whole = FIGURES[name].device_memory_bytes
+    return whole - whole // UNCOUNTED

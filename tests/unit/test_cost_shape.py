@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from resihp_ext.cost.cluster import uniform_cluster
+from resihp_ext.cost.cluster import uniform_cluster, usable_memory_bytes
 from resihp_ext.cost.link import Link
 from resihp_ext.cost.model_shape import MODELS, padded_vocabulary
 
@@ -87,3 +87,8 @@ def test_clusters() -> None:
     assert cluster.node_of[5] == 1
     devices = (*cluster.devices[:-1], replace(cluster.devices[-1], p=0.0))
     assert len(replace(cluster, devices=devices).alive) == 7
+
+
+def test_a_tenth_of_a_device_is_left_free() -> None:
+    assert usable_memory_bytes("a100") == 72 * 2**30
+    assert usable_memory_bytes("h200") > usable_memory_bytes("h100")
