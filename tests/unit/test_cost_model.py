@@ -115,6 +115,12 @@ def test_backward_is_about_two_forwards() -> None:
     )
     assert inputs == forward
     assert 0.9 * forward < weights < forward
+    forward, inputs, weights = (
+        A100.part_s(SHAPE, part, layers=1, tp=1, tokens=0)
+        for part in (Part.FORWARD, Part.INPUT, Part.WEIGHT)
+    )
+    # Attention has no weights; its backward computes five products where forward computes two.
+    assert (inputs, weights) == (pytest.approx(2.5 * forward), 0.0)
 
 
 def test_presets_by_name() -> None:
