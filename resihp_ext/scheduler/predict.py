@@ -50,30 +50,38 @@ class Predictor:
         Args:
             order_p: See :meth:`resihp_ext.scheduler.prices.Prices.times`.
         """
-        home, crossing = _split(plan.routes)
-        parts_s = [
-            self.chain_s(plan.replicas[number], count, order_p) for number, count in home.items()
-        ]
-        if crossing:
-            parts_s += [self._web_s(plan, part, order_p) for part in _webs(crossing)]
+        pipeline_s = self.pipeline_s(plan.replicas, plan.routes, order_p)
         sync_s, step_s = self.ends_s(plan)
-        return Prediction(pipeline_s=max(parts_s, default=0.0), sync_s=sync_s, step_s=step_s)
+        return Prediction(pipeline_s=pipeline_s, sync_s=sync_s, step_s=step_s)
+
+    def pipeline_s(
+        self, replicas: Sequence[Replica], routes: Sequence[Route], order_p: Orders = None
+    ) -> float:
+        """Until the last replica comes to SYNC."""
+        home, crossing = _split(routes)
+        parts_s = [self.chain_s(replicas[number], m, order_p) for number, m in home.items()]
+        if crossing:
+            parts_s += [self._web_s(replicas, part, order_p) for part in _webs(crossing)]
+        return max(parts_s, default=0.0)
 
     def chain_s(self, one: Replica, micro_batches: int, order_p: Orders = None) -> float:
         """Pipeline time of a replica whose micro-batches stay in it."""
         if not micro_batches:
             return 0.0
-        stages, hops = self._parts(one, order_p)
+        stages, hops = self.parts(one) if order_p is None else self._priced(one, order_p)
+        return self.timed(stages, hops, micro_batches)
+
+    def timed(
+        self, stages: tuple[StageTimes, ...], hops: tuple[Hop, ...], micro_batches: int
+    ) -> float:
+        """Pipeline time of one replica, by the times of its parts."""
         key = (stages, hops, micro_batches)
         if key not in self._chains:
             self._chains[key] = chain_s(stages, hops, micro_batches)
         return self._chains[key]
 
-    def _parts(
-        self, one: Replica, order_p: Orders
-    ) -> tuple[tuple[StageTimes, ...], tuple[Hop, ...]]:
-        if order_p is not None:
-            return self._priced(one, order_p)
+    def parts(self, one: Replica) -> tuple[tuple[StageTimes, ...], tuple[Hop, ...]]:
+        """Times of the stages of a replica, and of the hops between them."""
         if one not in self._replicas:
             self._replicas[one] = self._priced(one, None)
         return self._replicas[one]
@@ -88,11 +96,11 @@ class Predictor:
             tuple(prices.hop(a, b) for a, b in pairwise(groups)),
         )
 
-    def _web_s(self, plan: Plan, part: Sequence[Route], order_p: Orders) -> float:
+    def _web_s(self, replicas: Sequence[Replica], part: Sequence[Route], order_p: Orders) -> float:
         names: dict[Instance, int] = {}
         routes = [tuple(names.setdefault(one, len(names)) for one in route) for route in part]
         prices = self._problem.prices
-        stages = [plan.stage(one) for one in names]
+        stages = [replicas[one.replica].stages[one.stage] for one in names]
         pairs = {pair for route in routes for pair in pairwise(route)}
         hops = {(a, b): prices.hop(stages[a].ranks, stages[b].ranks) for a, b in pairs}
         return web_s([prices.times(stage, order_p) for stage in stages], routes, hops)
@@ -110,6 +118,32 @@ class Predictor:
                     kinds[key] = Instance(replica=number, stage=index)
         sync, step = (max(price(one, action) for one in kinds.values()) for action in END)
         return sync, step
+
+
+class Ends:
+    """About the time of SYNC and STEP: both grow with the rank that holds most, and SYNC with the
+    part of the gradients that comes from others. Taken from the base plan."""
+
+    def __init__(self, problem: Problem, predictor: Predictor) -> None:
+        base = problem.base
+        self._sync_s, self._step_s = predictor.ends_s(base)
+        self._replicas = len(base.replicas)
+        self._parameters = max(
+            problem.shape.rank_parameters(
+                depth=stage.depth,
+                tp=stage.tp,
+                first=stage.layers[0] == 0,
+                last=stage.layers[1] == base.num_layers,
+            )
+            for stage in {stage for one in base.replicas for stage in one.stages}
+        )
+
+    def about_s(self, parameters: int, replicas: int) -> float:
+        """With so many elements on the rank that holds most."""
+        sync_s = self._sync_s
+        if self._replicas > 1:
+            sync_s *= (replicas - 1) / replicas * self._replicas / (self._replicas - 1)
+        return (sync_s + self._step_s) * parameters / self._parameters
 
 
 def _split(routes: Sequence[Route]) -> tuple[dict[int, int], list[Route]]:
@@ -149,26 +183,29 @@ def _webs(routes: Sequence[Route]) -> list[list[Route]]:
     return list(webs.values())
 
 
-def in_flight(plan: Plan) -> dict[Instance, int]:
-    """Most micro-batches that 1F1B can have in flight on each instance: a bound, reached where
-    stages are equal."""
-    limits: dict[Instance, int] = {}
-    visits: dict[Instance, int] = {}
+def in_flight(plan: Plan) -> dict[tuple[int, int], int]:
+    """Most micro-batches that 1F1B can have in flight on each instance, as (replica, stage): a
+    bound, reached where stages are equal."""
+    times: dict[int, int] = {}
     for route in plan.routes:
+        times[id(route)] = times.get(id(route), 0) + 1
+    limits: dict[tuple[int, int], int] = {}
+    visits: dict[tuple[int, int], int] = {}
+    for route in {id(route): route for route in plan.routes}.values():
         for place, one in enumerate(route):
-            visits[one] = visits.get(one, 0) + 1
-            limits[one] = max(limits.get(one, 0), len(route) - place)
-    return {one: min(limits[one], visits[one]) for one in visits}
+            key = (one.replica, one.stage)
+            visits[key] = visits.get(key, 0) + times[id(route)]
+            limits[key] = max(limits.get(key, 0), len(route) - place)
+    return {key: min(limits[key], visits[key]) for key in visits}
 
 
 def memory_bytes(problem: Problem, plan: Plan) -> dict[int, int]:
     """Peak of every rank that holds a stage."""
     held, shards = in_flight(plan), len(plan.replicas)
     found: dict[int, int] = {}
-    for one in plan.instances:
-        stage = plan.stage(one)
-        first, last = stage.layers[0] == 0, stage.layers[1] == plan.num_layers
-        memory = problem.memory(stage.depth, stage.tp, first, last, shards)
-        total = memory.total(held.get(one, 0))
-        found.update(dict.fromkeys(stage.ranks, total))
+    for number, one in enumerate(plan.replicas):
+        for place, stage in enumerate(one.stages):
+            first, last = stage.layers[0] == 0, stage.layers[1] == plan.num_layers
+            memory = problem.memory(stage.depth, len(stage.ranks), first, last, shards)
+            found.update(dict.fromkeys(stage.ranks, memory.total(held.get((number, place), 0))))
     return found
