@@ -31,6 +31,9 @@ class Event(StrEnum):
     execution, ``tokens`` and ``segments`` (lengths in tokens of the packed documents)."""
     ITERATION = "iteration"
     """A step is done: losses, ``grad_norm``, ``learning_rate``, ``skipped``."""
+    TRANSITION = "transition"
+    """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
+    ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""
     JOB_END = "job_end"
     """Training ended without an error."""
 

@@ -22,7 +22,9 @@ import torch
 
 from megatron.resilience.data.preflight import check_data, check_packing
 from megatron.resilience.device.choose import Device, choose_device
-from megatron.resilience.executor.start import planned_layout
+from megatron.resilience.executor.driver import TimetableDriver
+from megatron.resilience.executor.modules import ModuleFactory
+from megatron.resilience.executor.start import Planned, planned_layout
 from megatron.resilience.model import initial_weights, packed_rotary
 from megatron.resilience.model.layers import layer_spec
 from megatron.resilience.patches.registry import PatchSet
@@ -89,6 +91,7 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
+        self._follow_timetable(words)
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
             print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
@@ -181,17 +184,34 @@ class Job:
             return torch.device("cpu")
         return torch.device("cuda", self.rank.local_rank % torch.cuda.device_count())
 
-    def _customise_model(self) -> None:
-        """Puts our layers and initial weights in, through upstream's own seams."""
-        config = self.model_config
-        hooks = config.pre_wrap_hooks
+    def _follow_timetable(self, words: Sequence[str]) -> None:
+        if self.executor is None or not isinstance(self.layout, Planned):
+            return
+        self.executor.before_step = TimetableDriver(
+            self.executor,
+            self.layout.timetable,
+            ModuleFactory(
+                self.args, self._use_our_layers, sequence_parallel="--sequence-parallel" in words
+            ),
+            folder=resilience_dir(self.settings, self.args),
+            events=self.events,
+        )
+
+    def _use_our_layers(self, config: Any) -> None:
+        """Puts our layers in, through upstream's own seams."""
         if self.args.transformer_impl == "local" and self.args.spec is None:
 
             def spec(model_config: Any, vp_stage: int | None = None) -> Any:
                 return layer_spec(model_config, vp_stage, pp_rank=parallel.place().stage)
 
             config.transformer_layer_spec = spec
-            hooks.append(packed_rotary.install)
+            config.pre_wrap_hooks.append(packed_rotary.install)
+
+    def _customise_model(self) -> None:
+        """Puts our layers and initial weights in."""
+        config = self.model_config
+        hooks = config.pre_wrap_hooks
+        self._use_our_layers(config)
         if self.settings.initial_weights.initial_weights == "logical":
             hooks.append(functools.partial(initial_weights.initialise, seed=self.args.seed))
         config.post_wrap_hooks.append(self._keep_models)

@@ -75,6 +75,13 @@ class DomainBuffer:
         self._norm_low = _place(mine[0], domain.slabs, starts) if mine else 0
         self._norm_high = self._norm_low + sum(slab.elements for slab in mine)
 
+    def entries(self, kind: str) -> Iterator[tuple[Slab, torch.Tensor]]:
+        """Every slab that this owner keeps, with its state in the slab's shape."""
+        low = 0
+        for slab in self.kept:
+            yield slab, self.state[kind][low : low + slab.elements].view(slab.shape)
+            low += slab.elements
+
     @property
     def whole(self) -> bool:
         """Whether this owner keeps the state of the whole domain."""

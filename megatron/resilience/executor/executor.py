@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron.resilience.executor.buffers import DomainBuffer
-from megatron.resilience.executor.groups import GroupPool, members_of
+from megatron.resilience.executor.groups import GroupPool, Members, members_of
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import pieces_of
 from megatron.resilience.executor.optimizer import (
@@ -29,7 +29,7 @@ from megatron.resilience.executor.wire import Boundary, Traffic, Wire
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.process_groups import collection_for, install
 from megatron.resilience.upstream.stream import Stream
-from resihp_ext.plan.action import Action, Kind
+from resihp_ext.plan.action import Action
 from resihp_ext.plan.check import checked
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import one_forward_one_backward
@@ -44,6 +44,8 @@ class Executor:
     Attributes:
         groups: What ``pretrain`` takes as ``pg_collection``.
         traffic: Bytes sent over stage boundaries so far.
+        before_step: Called with the training loop's list of model chunks before every step; may
+            change the plan.
     """
 
     def __init__(self, plan: Plan, rank: int, *, device: torch.device, sharded: bool) -> None:
@@ -59,40 +61,53 @@ class Executor:
         self.groups: Any = None
         self.layout: StateLayout | None = None
         self.buffers: list[DomainBuffer] = []
-        self._device = device
-        self._sharded = sharded
+        self.device = device
+        self.sharded = sharded
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
         self._fresh = True
-        self._optimizer: DomainOptimizer | None = None
+        self._overrides: Any = None
+        self.before_step: Callable[[list[torch.nn.Module]], None] = lambda _models: None
+        self.optimizer: DomainOptimizer | None = None
 
     def join(self, *, backend: str, store: Any, world_size: int, timeout: timedelta) -> None:
         """Connects all ranks and makes the groups of the plan's stages; collective."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         dist.init_process_group(
             backend, store=store, rank=self.seat.rank, world_size=world_size, timeout=timeout
         )
         self.pool = GroupPool(timeout)
-        self.pool.rebuild(members_of(self.plan, ()))
+        self.pool.add(members_of(self.plan, ()))
         self.groups = collection_for(self.seat, self.pool)
         install(self.seat, self.groups)
 
     def build_optimizer(
         self, config: Any, models: Sequence[torch.nn.Module], overrides: Any
     ) -> DomainOptimizer:
-        """Finds out who holds what and builds this rank's optimizer; collective."""
+        """Builds this rank's optimizer; collective."""
+        self._overrides = overrides
+        self.optimizer = DomainOptimizer(config, self.device)
+        self.attach(self.optimizer, models)
+        return self.optimizer
+
+    def attach(self, optimizer: DomainOptimizer, models: Sequence[torch.nn.Module]) -> int:
+        """Finds out who holds what, and gives the optimizer empty buffers for it; collective.
+
+        Returns:
+            How many groups were made.
+        """
+        config, rank = optimizer.config, self.seat.rank
         pieces = pieces_of(models, self.seat.tp)
         for model in unwrap_model(list(models)):
             if self.seat.chunks:
                 refine(model, self._common_degree() // self.seat.tp)
             else:
                 hold_nothing(model)
-        base = base_optimizer(config, models, overrides, self.groups)
+        base = base_optimizer(config, models, self._overrides, self.groups)
         self.layout = StateLayout.exchanged(
-            pieces, groups_of(base, pieces), sharded=self._sharded, device=self._device
+            pieces, groups_of(base, pieces), sharded=self.sharded, device=self.device
         )
-        self.pool.rebuild(members_of(self.plan, self.layout.domains))
-        rank = self.seat.rank
+        made = self.pool.add(self.wanted_groups())
         self.buffers = [
             DomainBuffer(
                 domain,
@@ -101,14 +116,19 @@ class Executor:
                 pieces=pieces,
                 kept=self.layout.kept(domain)[rank],
                 kinds=kinds_of(config),
-                device=self._device,
+                device=self.device,
             )
             for domain in self.layout.domains
             if rank in domain.owners
         ]
-        self._optimizer = DomainOptimizer(config, self._device)
-        self._optimizer.attach(base, self.buffers, self.layout.groups, pieces)
-        return self._optimizer
+        optimizer.attach(base, self.buffers, self.layout.groups, pieces)
+        self._programs.clear()
+        return made
+
+    def wanted_groups(self) -> tuple[Members, ...]:
+        """Every group that the plan and its sync domains need."""
+        assert self.layout is not None
+        return members_of(self.plan, self.layout.domains)
 
     def _common_degree(self) -> int:
         """Least common multiple of all tensor-parallel degrees."""
@@ -134,6 +154,8 @@ class Executor:
         """
         models = model if isinstance(model, list) else [model]
         self._refresh(forward_only)
+        if not forward_only:
+            self.before_step(models)
         plan, actions = self._program(num_microbatches, forward_only)
         config = get_model_config(models[0])
         timers = config.timers
@@ -164,8 +186,8 @@ class Executor:
 
     def _refresh(self, forward_only: bool) -> None:
         """Before the first step: whatever was loaded into the modules is what is trained."""
-        if self._fresh and not forward_only and self._optimizer is not None:
-            self._optimizer.adopt_parameters()
+        if self._fresh and not forward_only and self.optimizer is not None:
+            self.optimizer.adopt_parameters()
             self._fresh = False
 
     def _program(self, micro_batches: int, forward_only: bool) -> tuple[Plan, tuple[Action, ...]]:
@@ -176,10 +198,8 @@ class Executor:
                 self.plan.routes[m % self.plan.micro_batches] for m in range(micro_batches)
             )
             plan = replace(self.plan, routes=routes)
-            program = checked(one_forward_one_backward(plan), plan)
+            program = checked(one_forward_one_backward(plan, forward_only=forward_only), plan)
             actions = program.actions(self.seat.chunks[0]) if self.seat.chunks else ()
-            if forward_only:
-                actions = tuple(action for action in actions if action.kind in _FORWARD)
             self._programs[key] = plan, actions
         return self._programs[key]
 
@@ -198,12 +218,12 @@ class Executor:
             samples=micro_batch_size,
             hidden=config.hidden_size,
             dtype=config.pipeline_dtype or config.params_dtype,
-            device=self._device,
+            device=self.device,
         )
 
     def _totals(self, step: Step) -> torch.Tensor:
         """Sums over all stage instances: tokens, then loss and tokens of each reported key."""
-        sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self._device)
+        sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self.device)
         # All ranks of a tensor-parallel group report the same.
         if self.seat.tp_rank == 0:
             sums[0] = step.tokens
@@ -236,7 +256,7 @@ class Executor:
         Args:
             local: The two sums over the micro-batches that this rank has run.
         """
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         ends = [
             one
             for one in self.seat.chunks
@@ -247,9 +267,6 @@ class Executor:
         dist.all_reduce(sums)
         tokens, squares = sums.tolist()
         return tokens, squares
-
-
-_FORWARD = frozenset({Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD})
 
 
 def _stream(data_iterator: Any) -> Stream:

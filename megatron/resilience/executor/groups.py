@@ -43,22 +43,30 @@ class GroupPool:
         """Groups that are alive in this process and have it as a member."""
         return sum(group is not None for group in self._groups.values())
 
-    def rebuild(self, wanted: Iterable[Members]) -> tuple[int, int]:
-        """Makes what is missing, ends what is not wanted; collective over all live ranks.
+    def add(self, wanted: Iterable[Members]) -> int:
+        """Makes what is missing; collective over all live ranks.
 
         Returns:
-            How many groups were made and how many were ended, on all ranks alike.
+            How many groups were made, the same on all ranks.
         """
-        wanted = tuple(wanted)
-        old = [members for members in self._groups if members not in set(wanted)]
-        for members in old:
-            group = self._groups.pop(members)
-            if group is not None:
-                dist.destroy_process_group(group)
         new = [members for members in wanted if members not in self._groups]
         for members in new:
             self._groups[members] = self._make(members)
-        return len(new), len(old)
+        return len(new)
+
+    def keep(self, wanted: Iterable[Members]) -> int:
+        """Ends what is not wanted.
+
+        Returns:
+            How many groups were ended, the same on all ranks.
+        """
+        kept = set(wanted)
+        old = [members for members in self._groups if members not in kept]
+        for members in old:
+            group = self._groups.pop(members)
+            if group is not None and group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+        return len(old)
 
     def _make(self, members: Members) -> Any:
         if len(members) == dist.get_world_size() and list(members) == sorted(members):

@@ -65,6 +65,7 @@ class DomainOptimizer(MegatronOptimizer):
     Attributes:
         parameters: The modules' parameters in upstream's groups.
         pieces: What the modules hold.
+        steps: Updates so far, as Adam's bias correction counts them; also known on a standby.
     """
 
     def __init__(self, config: Any, device: torch.device) -> None:
@@ -81,6 +82,7 @@ class DomainOptimizer(MegatronOptimizer):
         self._device = device
         self._scale = torch.ones(1, device=device)
         self._masters_loaded = False
+        self.steps = 0
 
     def attach(
         self,
@@ -112,23 +114,17 @@ class DomainOptimizer(MegatronOptimizer):
         self.optimizer = base
         self.set_steps(0)
 
-    @property
-    def steps(self) -> int:
-        """Updates so far, as Adam's bias correction counts them."""
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                return int(state["step"])
-        return int(next((group["step"] for group in self.param_groups if "step" in group), 0))
-
     def set_steps(self, steps: int) -> None:
         """Sets the count, where the base optimizer keeps it: torch with the state of each tensor,
         fused ones with the group."""
+        self.steps = steps
         if not isinstance(self.optimizer, torch.optim.Adam):
             for group in self.param_groups:
                 if "bias_correction" in group:
                     group["step"] = steps
             return
         for state in self.optimizer.state.values():
+            # Each its own: torch counts in place.
             state["step"] = torch.tensor(float(steps), dtype=torch.float32)
 
     @torch.no_grad()
@@ -141,6 +137,7 @@ class DomainOptimizer(MegatronOptimizer):
         norm, zeros = self.gradient_norm()
         self.clip(norm)
         self.optimizer.step()
+        self.steps += 1
         for buffer in self.buffers:
             buffer.parameters_from_masters()
         return True, norm, zeros

@@ -31,11 +31,13 @@ class Seat:
     """Global ranks of the tensor-parallel group."""
     chunks: tuple[Instance, ...]
     """What the rank holds, one instance a model chunk; empty for a standby."""
+    layers: tuple[tuple[int, int], ...]
+    """First layer and one past the last of each chunk."""
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> Self:
         """Finds the seat of a rank."""
-        mine = instances_of(plan, rank)
+        mine = plan.instances_of(rank)
         if not mine:
             return cls(
                 rank=rank,
@@ -46,6 +48,7 @@ class Seat:
                 pipeline=3,
                 members=(rank,),
                 chunks=(),
+                layers=(),
             )
         stages = plan.replicas[mine[0].replica].stages
         return cls(
@@ -57,6 +60,7 @@ class Seat:
             pipeline=len({stage.ranks for stage in stages}),
             members=plan.stage(mine[0]).ranks,
             chunks=mine,
+            layers=tuple(plan.stage(one).layers for one in mine),
         )
 
     @property
@@ -74,6 +78,10 @@ class Seat:
         """Model chunks a rank, None without virtual stages."""
         chunks = len(self.depths) // self.pipeline
         return chunks if chunks > 1 else None
+
+    def same_modules(self, other: Seat) -> bool:
+        """Whether the modules of the other seat serve here: same layers, cut in the same way."""
+        return (self.members, self.layers) == (other.members, other.layers)
 
     def layout_text(self) -> str | None:
         """Upstream's text form of the layers of every stage; None for a single stage."""
@@ -94,8 +102,3 @@ class Seat:
         kept += ["--pipeline-model-parallel-size", str(self.pipeline)]
         layout = self.layout_text()
         return kept if layout is None else [*kept, "--pipeline-model-parallel-layout", layout]
-
-
-def instances_of(plan: Plan, rank: int) -> tuple[Instance, ...]:
-    """Every instance that a rank works for, first layer to last."""
-    return tuple(one for one in plan.instances if rank in plan.stage(one).ranks)

@@ -27,7 +27,7 @@ def refine(model: torch.nn.Module, pieces: int) -> None:
     """
 
     def sharded_state_dict(*args: Any, **kwargs: Any) -> Any:
-        state = type(model).sharded_state_dict(model, *args, **kwargs)
+        state = type(model).sharded_state_dict(model, *args, **kwargs)  # type: ignore[attr-defined]
         dict_list_map_inplace(lambda entry: _refined(entry, pieces), state)
         return state
 

@@ -18,12 +18,13 @@ from megatron.resilience.executor.groups import GroupPool
 from megatron.resilience.executor.place import Seat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Position:
     """Stands where upstream only asks a group for this rank's number and the size.
 
     Neither the pipeline that a micro-batch follows nor the set of replicas is a group of ranks in
-    an uneven layout, and no collective may run over them.
+    an uneven layout, and no collective may run over them. Changed in place when the
+    layout changes, for modules keep it.
     """
 
     number: int
@@ -56,6 +57,16 @@ def collection_for(seat: Seat, pool: GroupPool) -> ProcessGroupCollection:
         dp_cp_gtp_remat=Position(seat.replica, seat.replicas + 1),
         **dict.fromkeys(_ALONE, alone),
     )
+
+
+def reseat(groups: ProcessGroupCollection, seat: Seat, pool: GroupPool) -> None:
+    """Changes a collection in place to that of another seat; modules that stay refer to it."""
+    for name, value in vars(collection_for(seat, pool)).items():
+        kept = getattr(groups, name)
+        if isinstance(kept, Position):
+            kept.number, kept.count = value.rank(), value.size()
+        else:
+            setattr(groups, name, value)
 
 
 _ALONE = ("cp", "ep", "dp", "dp_cp", "expt_dp", "expt_dp_gtp_remat", "intra_dp_cp", "intra_expt_dp")

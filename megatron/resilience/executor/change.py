@@ -1,0 +1,157 @@
+"""Carries out a transition on this rank, phase by phase; collective over all live ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.utils import get_model_config
+
+from megatron.resilience.executor import transition
+from megatron.resilience.executor.buffers import MASTER
+from megatron.resilience.executor.groups import members_of
+from megatron.resilience.executor.manifest import exchange_texts
+from megatron.resilience.executor.modules import ModuleFactory, forget_modules
+from megatron.resilience.executor.optimizer import kinds_of
+from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
+from megatron.resilience.upstream.process_groups import install, reseat
+from resihp_ext.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from megatron.resilience.executor.executor import Executor
+
+
+class Change:
+    """One transition of one executor."""
+
+    def __init__(
+        self, executor: Executor, plan: Plan, models: list[torch.nn.Module], step: int
+    ) -> None:
+        """Prepares the change to ``plan``.
+
+        Args:
+            models: The training loop's own list of model chunks; its content is replaced.
+            step: Steps done so far.
+        """
+        self._executor = executor
+        self._plan = plan
+        self._models = models
+        self._step = step
+        self._phases = Phases()
+        self._old_plan, self._old_seat = executor.plan, executor.seat
+        optimizer = executor.optimizer
+        assert optimizer is not None, "a plan changes after the optimizer is built"
+        self._optimizer = optimizer
+        self._half = bool(optimizer.config.bf16)
+        self._state_kinds = (MASTER, *kinds_of(optimizer.config))
+
+    def run(self, factory: ModuleFactory) -> dict[str, Any]:
+        """Changes the layout.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            TransitionError: ranks do not agree on the plan, or the state is not what it was.
+        """
+        phase, executor = self._phases, self._executor
+        with phase("agree"):
+            transition.agree(self._plan, executor.device)
+        old = self._held()
+        with phase("digest"):
+            before = self._digests(old)
+        seat = Seat.of(self._plan, executor.seat.rank)
+        rebuild = not seat.same_modules(self._old_seat)
+        with phase("groups"):
+            made = executor.pool.add(members_of(self._plan, ()))
+            reseat(executor.groups, seat, executor.pool)
+            install(seat, executor.groups)
+        executor.plan, executor.seat = self._plan, seat
+        with phase("modules"):
+            self._modules(factory, seat, rebuild)
+        with phase("layout"):
+            made += self._layout()
+        with phase("move"):
+            moved = self._move(old)
+        del old
+        with phase("verify"):
+            self._verify(before, self._digests(self._held()))
+        with phase("release"):
+            ended = executor.pool.keep(executor.wanted_groups())
+            forget_modules()
+        return self._receipt(moved, before, rebuild, (made, ended))
+
+    def _held(self) -> Held:
+        executor = self._executor
+        assert executor.layout is not None
+        return Held(layout=executor.layout, buffers=executor.buffers, pieces=self._optimizer.pieces)
+
+    def _digests(self, held: Held) -> dict[str, str]:
+        executor = self._executor
+        found = transition.state_digest(
+            held, self._state_kinds, executor.seat.rank, executor.device
+        )
+        return dict(zip(self._state_kinds, found, strict=True)) | {
+            "steps": str(self._optimizer.steps)
+        }
+
+    def _modules(self, factory: ModuleFactory, seat: Seat, rebuild: bool) -> None:
+        if not rebuild:
+            factory.adapt(self._models, seat)
+            return
+        told = get_model_config(self._models[0])
+        if not self._executor.sharded:
+            # The new weights come from masters: the old modules are of no use any more.
+            self._models.clear()
+            forget_modules()
+        self._models[:] = factory.build(seat, self._executor.groups, told)
+
+    def _layout(self) -> int:
+        """Who holds what from now on; empty buffers for it. Returns the groups that were made."""
+        optimizer, executor = self._optimizer, self._executor
+        steps, groups = optimizer.steps, [dict(group) for group in optimizer.param_groups]
+        made = executor.attach(optimizer, self._models)
+        optimizer.set_steps(steps)
+        for mine, theirs in zip(optimizer.param_groups, groups, strict=True):
+            mine.update({key: value for key, value in theirs.items() if key != "params"})
+        return made
+
+    def _move(self, old: Held) -> Moved:
+        executor = self._executor
+        kinds = transition.moved_kinds(
+            self._state_kinds[1:], sharded=executor.sharded, half=self._half
+        )
+        new = self._held()
+        moved = transition.move_state(
+            old, new, kinds, rank=executor.seat.rank, device=executor.device
+        )
+        for buffer in new.buffers:
+            if not executor.sharded:
+                buffer.parameters_from_masters()
+            elif not self._half:
+                buffer.masters_from_parameters()
+        return moved
+
+    def _verify(self, before: dict[str, str], after: dict[str, str]) -> None:
+        wrong = {kind: (was, after[kind]) for kind, was in before.items() if was != after[kind]}
+        if wrong:
+            raise TransitionError(
+                f"step {self._step}, plan {self._old_plan.version} to {self._plan.version}: "
+                f"the state has changed: {wrong}"
+            )
+
+    def _receipt(
+        self, moved: Moved, digests: dict[str, str], rebuilt: bool, groups: tuple[int, int]
+    ) -> dict[str, Any]:
+        flags = exchange_texts(str(int(rebuilt)), self._executor.device)
+        return transition.receipt(
+            step=self._step,
+            before=self._old_plan,
+            after=self._plan,
+            phases=self._phases,
+            moved=moved,
+            digests=digests,
+            rebuilt=[rank for rank, flag in enumerate(flags) if flag == "1"],
+            groups=groups,
+        )
