@@ -52,7 +52,8 @@ def checked(program: Program, plan: Plan, *, forward_only: bool = False) -> Prog
     dry_run(program, lambda _instance, _action: 1.0)
     if found := out_of_order(program):
         cell, turn = found
-        what = f"the message of micro-batch {turn.micro_batch} from {turn.source} was sent before"
+        due = f"{turn.kind}{turn.micro_batch} from {turn.source} to {turn.target}"
+        what = f"out of order: what belongs to {due} was sent before"
         raise _error(program, cell, f"{program.actions(cell.instance)[cell.index]}: {what}")
     return program
 

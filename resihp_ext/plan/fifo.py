@@ -1,7 +1,8 @@
 """Messages between two rank groups are received in the order in which they are sent.
 
-NCCL and gloo match the messages of two ranks by their order alone, so this must hold of all
-messages from one group to another in one direction (activations or gradients).
+NCCL matches the messages from one rank to another by their order alone, so this must hold of all
+that one group sends to another, activations and gradients together: where routes cross, and with
+virtual stages, both may go the same way.
 
 A schedule does not give it by itself: where micro-batches reach a group by several routes, it may
 run first what arrived second, because another micro-batch was older or its chunk's turn had come.
@@ -22,8 +23,8 @@ from resihp_ext.plan.action import RECEIVES, SENDS, Action, Kind
 from resihp_ext.plan.plan import Instance
 from resihp_ext.plan.program import Cell, Message, Program
 
-Channel = tuple[Kind, Instance, Instance]
-"""Direction (as the kind of the receives), sending host, receiving host."""
+Channel = tuple[Instance, Instance]
+"""Sending host, receiving host."""
 
 
 def received_in_order(program: Program) -> Program:
@@ -81,4 +82,4 @@ def _messages(
 
 
 def _channel(program: Program, message: Message) -> Channel:
-    return message.kind, program.host_of(message.source), program.host_of(message.target)
+    return program.host_of(message.source), program.host_of(message.target)

@@ -123,9 +123,7 @@ class _Interpreter:
         source, target = (here, peer) if verb == "S" else (peer, here)
         if to.get((m, source)) != target:
             raise RefusedError(f"{action} is not on the route")
-        channel = self._channels.setdefault(
-            (way, self._ranks[source], self._ranks[target]), deque()
-        )
+        channel = self._channels.setdefault((self._ranks[source], self._ranks[target]), deque())
         if verb == "S":
             self._take((f"out {way}", m, here))
             channel.append((f"in {way}", m, target))

@@ -147,6 +147,7 @@ def test_on_the_same_ranks_nothing_is_sent() -> None:
 BROKEN = {
     "F0#1 comes too early: before F0": "0.0+0.1: F0#1 F0 B0#1 B0 SYNC STEP",
     "B0 comes too early: before B0#1": "0.0+0.1: F0 F0#1 B0 B0#1 SYNC STEP",
+    "W0 comes too early: before B0": "0.0+0.1: F0 F0#1 B0#1 W0 B0 W0#1 SYNC STEP",
     "SF0>0.1 is not what the routes demand": "0.0+0.1: F0 SF0>0.1 F0#1 B0#1 B0 SYNC STEP",
     "F0#2 is not what the routes demand": "0.0+0.1: F0 F0#2 B0#1 B0 SYNC STEP",
     "B0#1 is missing": "0.0+0.1: F0 F0#1 B0 SYNC STEP",
@@ -256,7 +257,8 @@ def test_messages_that_overtake_each_other_are_refused_and_put_in_order() -> Non
         checked(program, plan)
     first, *rows = str(error.value).splitlines()
     assert first == (
-        "program: 0.1, action 0: RF0<0.0: the message of micro-batch 1 from 0.0 was sent before"
+        "program: 0.1, action 0: RF0<0.0: out of order: what belongs to RF1 from 0.0 to 0.1 was "
+        "sent before"
     )
     assert ">>RF0<0.0<<" in rows[2]
     mended = received_in_order(program)
@@ -264,6 +266,17 @@ def test_messages_that_overtake_each_other_are_refused_and_put_in_order() -> Non
     assert checked(mended, plan).to_text().splitlines()[1] == (
         "0.1: RF1<0.0 RF0<0.0 F0 B0 SB0>0.0 F1 B1 SB1>0.0 SYNC STEP"
     )
+
+
+def test_an_activation_and_a_gradient_that_go_the_same_way_keep_their_order() -> None:
+    plan = interleaved(2, 2, 2)
+    good = one_forward_one_backward(plan).to_text()
+    bad = good.replace("RF1#1<0.1 F1#1 SF1#1>0.3 RB0#1<0.3", "RB0#1<0.3 RF1#1<0.1 F1#1 SF1#1>0.3")
+    words = "RB0#1<0.3: out of order: what belongs to RF1 from 0.1 to 0.2 was sent before"
+    with pytest.raises(ProgramError, match=re.escape(words)):
+        checked(Program.from_text(bad), plan)
+    assert received_in_order(Program.from_text(bad)).to_text() != bad
+    checked(received_in_order(Program.from_text(bad)), plan)
 
 
 def test_a_program_whose_sends_and_receives_are_in_order_stays_as_it_is() -> None:

@@ -114,7 +114,18 @@ def test_the_clock_of_the_dry_run_counts_every_action_once(plan: Plan, form: str
     assert all(0 <= timeline.idle_ratio(host) <= 1 for host in plan.hosts)
 
 
-EDITS = ("drop", "repeat", "move", "swap", "micro-batch", "chunk", "peer", "kind", "receives")
+EDITS = (
+    "drop",
+    "repeat",
+    "move",
+    "swap",
+    "micro-batch",
+    "chunk",
+    "peer",
+    "kind",
+    "receives",
+    "visit",
+)
 
 
 @st.composite
@@ -133,10 +144,19 @@ def edited(draw: st.DrawFn, program: Program, plan: Plan) -> Program:
         actions.insert(other, actions.pop(at))
     elif edit == "swap":
         actions[at], actions[other] = actions[other], actions[at]
-    elif edit == "receives":
-        receives = [i for i, each in enumerate(actions) if each.kind in RECEIVES]
-        assume(len(receives) > 1)
-        one, two = draw(st.permutations(receives))[:2]
+    elif edit in ("receives", "visit"):
+        # Two receives, or two actions of one micro-batch: where order matters most.
+        alike = [
+            index
+            for index, each in enumerate(actions)
+            if (
+                each.kind in RECEIVES
+                if edit == "receives"
+                else each.micro_batch == action.micro_batch
+            )
+        ]
+        assume(len(alike) > 1)
+        one, two = draw(st.permutations(alike))[:2]
         actions[one], actions[two] = actions[two], actions[one]
     else:
         actions[at] = draw(changed(action, plan, edit))
