@@ -154,13 +154,13 @@ def test_split_backward_costs_the_same_in_two_parts() -> None:
 
 
 def test_workloads_set_each_micro_batch_apart() -> None:
-    plan = one_replica(1, 1)
+    plan, where = one_replica(1, 1), instance(0, 0)
     full = Workload(tokens=SHAPE.tokens, squared=SHAPE.squared)
     packed = replace(full, squared=SHAPE.squared // 16)
-    options = {"workloads": [full, packed]}
-    where = instance(0, 0)
-    assert action_s(A100, plan, where, "F0", **options) == action_s(A100, plan, where, "F0")
-    assert action_s(A100, plan, where, "F1", **options) < action_s(A100, plan, where, "F1")
+    cost = A100.cost(plan, SHAPE, workloads=[full, packed])
+    forward_s = action_s(A100, plan, where, "F1")
+    assert cost(where, Action.parse("F0")) == forward_s
+    assert cost(where, Action.parse("F1")) < forward_s
     with pytest.raises(ValueError, match="1 workloads for 2 micro-batches"):
         A100.cost(plan, SHAPE, workloads=[full])
 

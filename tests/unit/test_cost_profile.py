@@ -79,6 +79,8 @@ def test_what_was_measured_is_what_is_predicted(tmp_path: Path) -> None:
     model, shape = from_profile(path), MODELS["tiny"]
     forward = 8e-6 * 1024 + 4e-9 * 1024**2
     assert model.forward_s(shape, layers=1, tp=1) == pytest.approx(forward)
+    two = 8e-6 / 2**0.5 * 1024 + 2e-9 * 1024**2
+    assert model.forward_s(shape, layers=1, tp=2) == pytest.approx(two)
     backward = [model.part_s(shape, part, layers=1, tp=2) for part in (Part.INPUT, Part.WEIGHT)]
     assert sum(backward) == pytest.approx(10e-6 * 1024 + 5e-9 * 1024**2)
     head = model.forward_s(shape, layers=1, tp=1, last=True) - forward
