@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,28 @@ Weights = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """What one rank holds of a logical tensor."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Of the logical tensor."""
+    offset: tuple[int, ...]
+    """Of the slice's first element in it."""
+    values: np.ndarray
+    """fp32; may lack leading axes of the tensor, along which it has one element."""
+    main: bool
+    """Whether this rank is the first of all that hold these elements."""
+
+    @property
+    def place(self) -> tuple[int | slice, ...]:
+        """Where the values lie in an array of the logical tensor."""
+        lead = len(self.shape) - self.values.ndim
+        ranges = zip(self.offset[lead:], self.values.shape, strict=True)
+        return *self.offset[:lead], *(slice(start, start + size) for start, size in ranges)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """What one job gave."""
 
@@ -35,6 +57,8 @@ class Trial:
     """Gradient norm before clipping, per step."""
     weights: Weights
     """Logical tensors after the last step, by name."""
+    disagreements: int
+    """How often an owner of an element holds other bits than the element's first owner."""
     events: list[dict[str, Any]] = field(repr=False)
 
 
@@ -44,8 +68,13 @@ def run_trial(
     world_size: int = 1,
     timeout_s: float = 240.0,
     environment: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Trial:
     """Trains with ``argv`` (presets allowed) on ``world_size`` fresh processes.
+
+    Args:
+        before: Called in every rank before the job is built; an importable function, one that puts
+            in a deliberate error say.
 
     Raises:
         RankError: a rank raised, died or took longer than ``timeout_s`` seconds.
@@ -53,19 +82,23 @@ def run_trial(
     preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         words = [*argv, "--resilience", "--resilience-dir", folder]
-        pieces = run_ranks(world_size, train, words, timeout_s=timeout_s, environment=environment)
+        pieces = run_ranks(
+            world_size, train, words, before, timeout_s=timeout_s, environment=environment
+        )
         events = read_events(Path(folder) / "events.jsonl")
+    weights = assemble(pieces)
     steps = [event for event in events if event["event"] == "iteration"]
     return Trial(
         losses=[event["losses"]["lm loss"] for event in steps],
         grad_norms=[event["grad_norm"] for event in steps],
-        weights=assemble(pieces),
+        weights=weights,
+        disagreements=disagreements(pieces, weights),
         events=events,
     )
 
 
-def train(argv: Sequence[str]) -> list[Any]:
-    """Runs in a rank: trains, and returns this rank's main slices of the logical weights."""
+def train(argv: Sequence[str], before: Callable[[], None] | None = None) -> list[Slice]:
+    """Runs in a rank: trains, and returns what this rank holds of the logical weights."""
     torch.set_num_threads(1)
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
@@ -73,10 +106,12 @@ def train(argv: Sequence[str]) -> list[Any]:
     from megatron.resilience.job import Job
     from megatron.resilience.start import command_line
 
-    slices: list[Any] = []
+    if before is not None:
+        before()
+    slices: list[Slice] = []
     # Upstream ends a job at --exit-interval with SystemExit(0).
     with suppress(SystemExit), Job(command_line(argv)) as job:
-        job.on_trained = lambda: slices.extend(main_slices(job.models))
+        job.on_trained = lambda: slices.extend(slices_of(job.models))
         pretrain(
             job.config,
             job.datasets,
@@ -87,44 +122,53 @@ def train(argv: Sequence[str]) -> list[Any]:
     return slices
 
 
-def main_slices(models: Sequence[torch.nn.Module]) -> list[Any]:
-    """``(name, global shape, global offset, values)`` of what this rank owns as first replica."""
+def slices_of(models: Sequence[torch.nn.Module]) -> Iterator[Slice]:
+    """Everything that the model chunks of a rank hold."""
     from megatron.core.utils import unwrap_model
 
     from megatron.resilience.model.initial_weights import logical_tensors
 
-    slices = []
     for model in models:
         for tensor in logical_tensors(unwrap_model(model)):
+            if tensor.data is None:
+                continue
             replica = tensor.replica_id
-            first = not any(replica) if isinstance(replica, tuple) else replica == 0
-            if first and tensor.data is not None:
-                values = tensor.data.detach().float().cpu().numpy().copy()
-                slices.append((tensor.key, tensor.global_shape, tensor.global_offset, values))
-    return slices
+            yield Slice(
+                tensor=tensor.key,
+                shape=tuple(tensor.global_shape),
+                offset=tuple(tensor.global_offset),
+                values=tensor.data.detach().float().cpu().numpy().copy(),
+                main=not any(replica) if isinstance(replica, tuple) else replica == 0,
+            )
 
 
-def assemble(pieces: Sequence[Sequence[Any]]) -> Weights:
-    """Puts the slices of all ranks together; every element must be there exactly once.
+def assemble(pieces: Sequence[Sequence[Slice]]) -> Weights:
+    """Puts the main slices of all ranks together; every element must be there exactly once.
 
     Raises:
-        ValueError: a tensor has holes or overlaps.
+        ValueError: a tensor has holes or overlaps, or ranks differ about its shape.
     """
     weights: Weights = {}
     filled: dict[str, int] = {}
-    for name, shape, offset, values in (piece for rank in pieces for piece in rank):
-        whole = weights.setdefault(name, np.full(shape, np.nan, dtype=np.float32))
-        lead = len(shape) - values.ndim
-        place = tuple(offset[:lead]) + tuple(
-            slice(start, start + size)
-            for start, size in zip(offset[lead:], values.shape, strict=True)
-        )
-        whole[place] = values
-        filled[name] = filled.get(name, 0) + values.size
+    for one in (piece for rank in pieces for piece in rank if piece.main):
+        whole = weights.setdefault(one.tensor, np.full(one.shape, np.nan, dtype=np.float32))
+        if whole.shape != one.shape:
+            raise ValueError(f"{one.tensor}: some ranks say {whole.shape}, others {one.shape}")
+        whole[one.place] = one.values
+        filled[one.tensor] = filled.get(one.tensor, 0) + one.values.size
     wrong = [name for name, whole in weights.items() if filled[name] != math.prod(whole.shape)]
     if wrong:
         raise ValueError(f"slices of {wrong} do not cover the tensor exactly once")
     return weights
+
+
+def disagreements(pieces: Sequence[Sequence[Slice]], weights: Weights) -> int:
+    """Counts values of any owner whose bits are not those of the assembled weights."""
+    return sum(
+        int((one.values.view(np.int32) != weights[one.tensor][one.place].view(np.int32)).sum())
+        for rank in pieces
+        for one in rank
+    )
 
 
 def max_rel_diff(found: Sequence[float], expected: Sequence[float]) -> float:
@@ -146,4 +190,7 @@ def max_weight_diff(found: Weights, expected: Weights) -> float:
     """
     if found.keys() != expected.keys():
         raise ValueError(f"different tensors: {sorted(found.keys() ^ expected.keys())}")
+    for name, whole in found.items():
+        if whole.shape != expected[name].shape:
+            raise ValueError(f"{name}: shape {whole.shape} instead of {expected[name].shape}")
     return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
