@@ -198,7 +198,8 @@ class Executor:
                 self.plan.routes[m % self.plan.micro_batches] for m in range(micro_batches)
             )
             plan = replace(self.plan, routes=routes)
-            program = checked(one_forward_one_backward(plan, forward_only=forward_only), plan)
+            program = one_forward_one_backward(plan, forward_only=forward_only)
+            checked(program, plan, forward_only=forward_only)
             actions = program.actions(self.seat.chunks[0]) if self.seat.chunks else ()
             self._programs[key] = plan, actions
         return self._programs[key]
