@@ -98,7 +98,6 @@ class Change:
 
     def _modules(self, factory: ModuleFactory, seat: Seat, rebuild: bool) -> None:
         if not rebuild:
-            factory.adapt(self._models, seat)
             return
         told = get_model_config(self._models[0])
         if not self._executor.sharded:

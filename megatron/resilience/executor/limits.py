@@ -52,6 +52,9 @@ def prepare(args: argparse.Namespace) -> None:
     """Sets what follows from the executor doing it itself."""
     args.use_distributed_optimizer = False
     args.dataloader_type = "external"
+    # The model's config finds it in the layout; the loop would build data once a chunk, which has
+    # collectives, and ranks may have different numbers of chunks.
+    args.virtual_pipeline_model_parallel_size = None
     # Both would exchange shards inside data-parallel groups, which hold one rank here.
     args.ckpt_fully_parallel_save = False
     args.ckpt_fully_parallel_load = False

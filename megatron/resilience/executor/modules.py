@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.utils import get_model_config
 
 from megatron.resilience.executor.place import Seat
@@ -67,17 +66,6 @@ class ModuleFactory:
             model.train()
         return models
 
-    def adapt(self, models: Sequence[torch.nn.Module], seat: Seat) -> None:
-        """Tells modules that stay that the pipeline around them is another one."""
-        self.describe(seat)
-        text = seat.layout_text()
-        layout = text and PipelineParallelLayerLayout(text, seat.pipeline)
-        for model in models:
-            config = get_model_config(model)
-            config.pipeline_model_parallel_size = seat.pipeline
-            config.virtual_pipeline_model_parallel_size = seat.virtual
-            config.pipeline_model_parallel_layout = layout
-
     def describe(self, seat: Seat) -> None:
         """Writes a seat into Megatron's arguments, which some of its code reads at run time."""
         args = self._args
@@ -85,7 +73,6 @@ class ModuleFactory:
             setattr(args, name, seat.tp)
         args.pipeline_model_parallel_size = seat.pipeline
         args.transformer_pipeline_model_parallel_size = seat.pipeline
-        args.virtual_pipeline_model_parallel_size = seat.virtual
         args.sequence_parallel = self._sequence_parallel and seat.tp > 1
         args.pipeline_model_parallel_layout = seat.layout_text()
 

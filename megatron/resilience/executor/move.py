@@ -47,6 +47,11 @@ class Message:
     def elements(self) -> int:
         return sum(item.slab.elements for item in self.items)
 
+    @property
+    def bytes(self) -> int:
+        """Of the state in it."""
+        return 4 * self.elements
+
 
 def messages(transfers: Mapping[str, Sequence[Transfer]]) -> list[Message]:
     """Cuts and packs the transfers of all kinds; the same list, in the same order, on all ranks."""

@@ -16,7 +16,7 @@ from megatron.core.utils import get_model_config
 
 from megatron.resilience.executor.wire import Boundary, Wire
 from resihp_ext.plan.action import Action, Kind
-from resihp_ext.plan.plan import Instance, Plan
+from resihp_ext.plan.plan import Instance, Plan, neighbours
 
 FetchMicroBatch = Callable[[int], dict[str, torch.Tensor]]
 """Gives the samples of a micro-batch by its number in the global batch."""
@@ -58,9 +58,10 @@ class Step:
         self._inputs[_key(action)] = tensor.requires_grad_(not self.forward_only)
 
     def _forward(self, action: Action) -> None:
-        key, model, mine = _key(action), self.models[_chunk(action)], self.chunks[_chunk(action)]
+        key, model, mine = _key(action), self.models[action.chunk], self.chunks[action.chunk]
         config = get_model_config(model)
         last = self.plan.stage(mine).layers[1] == self.plan.num_layers
+        self._take_over(key, mine)
         output, tokens = forward_step(
             self.forward_step_func,
             self._samples(action.micro_batch),
@@ -85,30 +86,50 @@ class Step:
             if last:
                 del self._outputs[key]
 
+    def _take_over(self, key: tuple[int, int], mine: Instance) -> None:
+        """Takes the output of the chunk before as input, when both are on the same ranks."""
+        before, _ = neighbours(self.plan.routes[key[1]], mine)
+        if key not in self._inputs and before in self.chunks:
+            chunk = self.chunks.index(before)
+            output = self._outputs[chunk, key[1]]
+            self._inputs[key] = output.detach().requires_grad_(not self.forward_only)
+            self._release(output, chunk)
+            if self.forward_only:
+                del self._outputs[chunk, key[1]]
+
     def _send_forward(self, action: Action) -> None:
-        key, mine = _key(action), self.chunks[_chunk(action)]
+        key, mine = _key(action), self.chunks[action.chunk]
         output = self._outputs[key]
         self.wire.send(output, action, mine, self.boundary)
         if self.forward_only:
             del self._outputs[key]
         else:
-            config = get_model_config(self.models[_chunk(action)])
+            self._release(output, action.chunk)
+
+    def _release(self, output: torch.Tensor, chunk: int) -> None:
+        """Frees what a stage has handed on; its backward needs the graph, not the values."""
+        config = get_model_config(self.models[chunk])
+        if not self.forward_only:
             deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
 
     def _receive_backward(self, action: Action) -> None:
         self._gradients[_key(action)] = self.wire.receive(action, self.boundary)
 
     def _backward(self, action: Action) -> None:
-        key = _key(action)
-        config = get_model_config(self.models[_chunk(action)])
-        self._gradients[key] = backward_step(
+        key, mine = _key(action), self.chunks[action.chunk]
+        config = get_model_config(self.models[action.chunk])
+        gradient = backward_step(
             self._inputs.pop(key), self._outputs.pop(key), self._gradients.pop(key, None), config
         )
+        before, _ = neighbours(self.plan.routes[key[1]], mine)
+        if before in self.chunks:
+            key = self.chunks.index(before), key[1]
+        self._gradients[key] = gradient
 
     def _send_backward(self, action: Action) -> None:
         gradient = self._gradients.pop(_key(action))
         assert gradient is not None, "a stage that received its input has a gradient for it"
-        self.wire.send(gradient, action, self.chunks[_chunk(action)], self.boundary)
+        self.wire.send(gradient, action, self.chunks[action.chunk], self.boundary)
 
     def _samples(self, micro_batch: int) -> Iterator[dict[str, torch.Tensor]]:
         """Reads the samples only where upstream asks for them."""
@@ -124,9 +145,5 @@ class Step:
     }
 
 
-def _chunk(action: Action) -> int:
-    return getattr(action, "chunk", 0)
-
-
 def _key(action: Action) -> tuple[int, int]:
-    return _chunk(action), action.micro_batch
+    return action.chunk, action.micro_batch
