@@ -3,7 +3,7 @@ between them and the parameters of the modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.resilience.executor.manifest import Piece
+from megatron.resilience.executor.parts import Part, in_one_piece, parts
 from resihp_ext.state.domains import SyncDomain
 from resihp_ext.state.shards import shares
 from resihp_ext.state.slab import Slab
@@ -68,9 +69,10 @@ class DomainBuffer:
             kind: torch.zeros(self.high - self.low, dtype=torch.float32, device=device)
             for kind in (MASTER, *kinds)
         }
-        self._sources = list(parts(self.gradient, domain.slabs, pieces, _gradient_of))
-        self._masters = list(parts(self.state[MASTER], kept, pieces, _weight_of))
         self._pieces = pieces
+        self._copied = list(parts(self.gradient, domain.slabs, pieces, _gradient_of))
+        self._shared: list[Part] = []
+        self._masters = list(parts(self.state[MASTER], kept, pieces, _weight_of))
         mine = shares(domain)[rank]
         self._norm_low = _place(mine[0], domain.slabs, starts) if mine else 0
         self._norm_high = self._norm_low + sum(slab.elements for slab in mine)
@@ -88,13 +90,44 @@ class DomainBuffer:
         return self.high - self.low == self.domain.elements
 
     @torch.no_grad()
+    def share_memory(self) -> list[torch.nn.Parameter]:
+        """Lets modules keep gradients, and fp32 weights, in these buffers wherever a parameter
+        lies in one of them as it lies in the module: nothing has to be copied then.
+
+        Returns:
+            The parameters whose gradients are here now.
+        """
+        views = in_one_piece(self.gradient, self._copied)
+        views = {part: view for part, view in views.items() if part.local.dtype == view.dtype}
+        for part, view in views.items():
+            part.parameter.main_grad = view  # type: ignore[attr-defined]
+        self._shared = list(views)
+        self._copied = [part for part in self._copied if part not in views]
+        masters = in_one_piece(self.state[MASTER], self._masters)
+        masters = {part: view for part, view in masters.items() if part.local.dtype == view.dtype}
+        for part in masters:
+            part.flat.copy_(part.local)
+        for part, view in masters.items():
+            part.parameter.data = view
+        self._masters = [part for part in self._masters if part not in masters]
+        return [part.parameter for part in self._shared]
+
+    def clear_gradients(self) -> None:
+        """Before a step: what modules add to starts at 0."""
+        if self._shared:
+            self.gradient.zero_()
+
+    @torch.no_grad()
     def pack_gradients(self) -> None:
         """Collects this rank's contribution from the modules' gradients.
 
         What is replicated inside a stage is divided by the number of its copies, so that the sum
         over all owners counts every stage instance once; partial sums are not.
         """
-        for part in self._sources:
+        for part in self._shared:
+            if part.copies > 1:
+                part.flat.mul_(1 / part.copies)
+        for part in self._copied:
             if part.again:
                 part.flat.add_(part.local, alpha=1 / part.copies)
             elif part.copies == 1:
@@ -169,46 +202,6 @@ class DomainBuffer:
         every = torch.empty(most * len(sizes), dtype=dtype, device=mine.device)
         dist.all_gather_into_tensor(every, padded, group=self._group)
         return torch.cat([every[k * most : k * most + size] for k, size in enumerate(sizes)])
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The same elements in a flat buffer and in a module."""
-
-    flat: torch.Tensor
-    local: torch.Tensor
-    copies: int
-    again: bool
-    """Whether an earlier part of the list has the same elements, as when two model chunks of a
-    rank hold the same tensor."""
-
-
-def parts(
-    flat: torch.Tensor,
-    slabs: Sequence[Slab],
-    pieces: Iterable[Piece],
-    tensor_of: Callable[[Piece], torch.Tensor],
-) -> Iterator[Part]:
-    """Matches slabs that follow each other in a flat tensor with what modules hold of them."""
-    by_tensor: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        by_tensor.setdefault(piece.slab.tensor, []).append(piece)
-    low = 0
-    for slab in slabs:
-        whole = flat[low : low + slab.elements].view(slab.shape)
-        low += slab.elements
-        seen: set[Slab] = set()
-        for piece in by_tensor.get(slab.tensor, ()):
-            common = slab.intersection(piece.slab)
-            if common is None:
-                continue
-            yield Part(
-                whole[common.inside(slab)],
-                piece.of(tensor_of(piece))[common.inside(piece.slab)],
-                piece.copies,
-                common in seen,
-            )
-            seen.add(common)
 
 
 def _gradient_of(piece: Piece) -> torch.Tensor:

@@ -27,6 +27,7 @@ from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
+from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
 from megatron.resilience.upstream.stream import Stream
 from resihp_ext.plan.action import Action
@@ -122,8 +123,14 @@ class Executor:
             if rank in domain.owners
         ]
         optimizer.attach(base, self.buffers, self.layout.groups, pieces)
+        self._share_memory(models)
         self._programs.clear()
         return made
+
+    def _share_memory(self, models: Sequence[torch.nn.Module]) -> None:
+        shared = {id(one) for buffer in self.buffers for one in buffer.share_memory()}
+        for model in models:
+            free_gradients(model, shared)
 
     def wanted_groups(self) -> tuple[Members, ...]:
         """Every group that the plan and its sync domains need."""
@@ -161,6 +168,9 @@ class Executor:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        if not forward_only:
+            for buffer in self.buffers:
+                buffer.clear_gradients()
         stream = _stream(data_iterator)
         step = Step(
             plan=plan,

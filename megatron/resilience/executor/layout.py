@@ -4,7 +4,7 @@ hyperparameters, derived alike on every rank from what each says it holds."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -63,13 +63,17 @@ class StateLayout:
         """Sync domains in the order in which all ranks visit theirs.
 
         Inside a domain the slabs of one parameter group lie side by side, so that the optimizer
-        updates a group by one flat tensor.
+        updates a group by one flat tensor; and what is one parameter in a module, mostly does, so
+        that it need not be copied.
         """
         return tuple(
             SyncDomain(
                 owners=domain.owners,
                 slabs=tuple(
-                    sorted(domain.slabs, key=lambda slab: (self.groups[slab.tensor], slab))
+                    sorted(
+                        (part for slab in domain.slabs for part in _by_layer(slab)),
+                        key=lambda slab: (self.groups[slab.tensor], slab),
+                    )
                 ),
             )
             for domain in sync_domains(self.parameters)
@@ -89,3 +93,12 @@ class StateLayout:
         if self.sharded:
             return shares(domain)
         return dict.fromkeys(domain.owners, domain.slabs)
+
+
+def _by_layer(slab: Slab) -> Iterator[Slab]:
+    """Cuts a slab of a tensor that stacks the matrices of all layers, as checkpoints do."""
+    if len(slab.shape) < 3:
+        yield slab
+        return
+    for layer in range(slab.low[0], slab.high[0]):
+        yield slab.cut(0, layer, layer + 1)

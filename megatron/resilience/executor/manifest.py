@@ -8,6 +8,7 @@ number, tied output weights the embedding's name.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -49,14 +50,13 @@ def pieces_of(models: Sequence[torch.nn.Module], tp: int) -> list[Piece]:
     """
     found = []
     for model in unwrap_model(list(models)):
-        owners = {
-            _storage(parameter): (name, parameter) for name, parameter in model.named_parameters()
-        }
+        owners = _Addresses(model)
         for tensor in logical_tensors(model):
             data = tensor.data
-            if data is None or _storage(data) not in owners:
+            found_at = None if data is None else owners.find(data)
+            if found_at is None:
                 continue
-            name, parameter = owners[_storage(data)]
+            name, parameter, offset = found_at
             low = tuple(tensor.global_offset)
             lead = len(low) - data.ndim
             size = (1,) * lead + tuple(data.shape)
@@ -70,15 +70,31 @@ def pieces_of(models: Sequence[torch.nn.Module], tp: int) -> list[Piece]:
                     parameter=parameter,
                     shape=tuple(data.shape),
                     stride=tuple(data.stride()),
-                    offset=data.storage_offset() - parameter.storage_offset(),
+                    offset=offset,
                     copies=_copies(name, parameter, model.config, tp),
                 )
             )
     return found
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+class _Addresses:
+    """Parameters of a model by where they are in memory; several may be in one storage."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._entries = sorted(
+            ((one.data_ptr(), name, one) for name, one in model.named_parameters()),
+            key=lambda entry: entry[0],
+        )
+        self._starts = [start for start, _, _ in self._entries]
+
+    def find(self, part: torch.Tensor) -> tuple[str, torch.nn.Parameter, int] | None:
+        """The parameter that a tensor is a view of, and the view's first element in it."""
+        place = bisect_right(self._starts, part.data_ptr()) - 1
+        if place < 0:
+            return None
+        start, name, parameter = self._entries[place]
+        offset = (part.data_ptr() - start) // parameter.element_size()
+        return (name, parameter, offset) if offset < parameter.numel() else None
 
 
 def _copies(name: str, parameter: torch.nn.Parameter, config: object, tp: int) -> int:

@@ -145,7 +145,7 @@ def _finish(
     work.wait()
     if message.destination != rank:
         return
-    sums = buffer[message.elements :].cpu().view(torch.int32).view(torch.int64).tolist()
+    sums = buffer[message.elements :].cpu().clone().view(torch.int32).view(torch.int64).tolist()
     at = 0
     for item, expected in zip(message.items, sums, strict=True):
         part = buffer[at : at + item.slab.elements]

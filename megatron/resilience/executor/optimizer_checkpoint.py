@@ -18,7 +18,8 @@ from megatron.core.dist_checkpointing.optimizer import (
     make_sharded_optimizer_tensor,
 )
 
-from megatron.resilience.executor.buffers import MASTER, parts
+from megatron.resilience.executor.buffers import MASTER
+from megatron.resilience.executor.parts import parts
 from resihp_ext.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -1,0 +1,22 @@
+"""Megatron's wrapper that adds up gradients, without its own buffers where ours serve."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+
+def free_gradients(model: torch.nn.Module, elsewhere: Collection[int]) -> None:
+    """Frees gradient buffers of a wrapped model chunk that no parameter uses any more.
+
+    Args:
+        elsewhere: ``id`` of every parameter whose ``main_grad`` is not in the wrapper's buffers.
+    """
+    for buffer in getattr(model, "buffers", ()):
+        if not all(id(parameter) in elsewhere for parameter in buffer.param_to_bucket):
+            continue
+        nothing = buffer.grad_data.new_empty(0)
+        buffer.grad_data = nothing
+        for bucket in buffer.buckets:
+            bucket.grad_data = nothing
