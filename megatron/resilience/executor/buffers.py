@@ -116,6 +116,9 @@ class DomainBuffer:
         """Before a step: what modules add to starts at 0."""
         if self._shared:
             self.gradient.zero_()
+        for part in self._copied:
+            # Upstream clears its own buffers, which may be gone.
+            part.local.zero_()
 
     @torch.no_grad()
     def pack_gradients(self) -> None:

@@ -11,7 +11,7 @@ from megatron.resilience.executor import transition
 from megatron.resilience.executor.buffers import MASTER
 from megatron.resilience.executor.groups import members_of
 from megatron.resilience.executor.manifest import exchange_texts
-from megatron.resilience.executor.modules import ModuleFactory, forget_modules
+from megatron.resilience.executor.modules import ModuleFactory, forget_modules, own_memory
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
@@ -98,6 +98,7 @@ class Change:
 
     def _modules(self, factory: ModuleFactory, seat: Seat, rebuild: bool) -> None:
         if not rebuild:
+            own_memory(self._models)
             return
         told = get_model_config(self._models[0])
         if not self._executor.sharded:

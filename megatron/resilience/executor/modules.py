@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,17 @@ class ModuleFactory:
 
 def _keep(_weight: torch.Tensor) -> None:
     """Initialises nothing."""
+
+
+def own_memory(models: Sequence[torch.nn.Module]) -> None:
+    """Gives modules that stay memory of their own again, apart from buffers that go."""
+    for model in models:
+        for parameter in model.parameters():
+            if parameter.untyped_storage().nbytes() > parameter.nbytes:
+                parameter.data = parameter.data.clone()
+            gradient = parameter.main_grad
+            if gradient.untyped_storage().nbytes() > gradient.nbytes:
+                parameter.main_grad = torch.zeros_like(gradient)
 
 
 def forget_modules() -> None:
