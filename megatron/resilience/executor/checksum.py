@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import torch
 
 from resihp_ext.state.slab import Slab
 
 _BLOCK = 1024
+"""Words whose sum is one row of a checksum."""
+_DIGESTED = 1 << 20
+"""Elements that a digest widens at a time: bounds its memory to 8 MB."""
 _MASK = (1 << 64) - 1
 
 
 def checksum(flat: torch.Tensor) -> int:
-    """64-bit checksum of a flat fp32 or bf16 tensor: of blocks' sums, weighted by their place.
+    """64-bit checksum of the bits of a flat fp32 or bf16 tensor, in their order.
 
-    In the manner of Fletcher ("An arithmetic checksum for serial transmissions", 1982): a changed
-    bit and exchanged blocks change it.
+    Weighted sums of blocks of words, weighted by block: in the manner of Fletcher ("An arithmetic
+    checksum for serial transmissions", 1982), with odd random numbers as weights. Any changed bit
+    changes it, and so does any exchange of words but for a chance of 2**-32.
     """
-    words = flat.view(torch.int32 if flat.element_size() == 4 else torch.int16)
-    blocks = len(words) // _BLOCK
-    sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1, dtype=torch.int64)
-    rest = words[blocks * _BLOCK :].sum(dtype=torch.int64)
-    weights = torch.arange(1, blocks + 1, dtype=torch.int64, device=flat.device)
-    return int((sums * weights).sum() + rest * (blocks + 1)) & _MASK
+    words = _words(flat)
+    whole = len(words) - len(words) % _BLOCK
+    weights = _weights(0, _BLOCK, 0, flat.device)
+    inner = weights.to(torch.int32)
+    sums = _dot(words[:whole].view(-1, _BLOCK), inner)
+    rest = _dot(words[whole:].view(1, -1), inner[: len(words) - whole])
+    sums = torch.cat([sums, rest]).to(torch.int64)
+    return int(_dot(sums, _weights(0, len(sums), 1, flat.device))) & _MASK
 
 
 def digest(slab: Slab, values: torch.Tensor) -> int:
@@ -35,15 +42,64 @@ def digest(slab: Slab, values: torch.Tensor) -> int:
     Args:
         values: fp32, in the slab's shape.
     """
-    bits = values.contiguous().view(torch.int32).to(torch.int64)
-    for axis in reversed(range(bits.ndim)):
-        weights = torch.arange(
-            2 * slab.low[axis] + 1,
-            2 * slab.high[axis] + 1,
-            2,
-            dtype=torch.int64,
-            device=values.device,
-        )
-        bits = (bits * weights).sum(axis)
+    bits = values.view(torch.int32) if values.ndim else values.view(1).view(torch.int32)
+    last = bits.ndim - 1
+    columns = (
+        _weights(slab.low[last], slab.high[last], last, values.device)
+        if slab.low
+        else _weights(0, 1, 0, values.device)
+    )
+    sums = _row_sums(bits, columns)
+    for axis in reversed(range(last)):
+        sums = _dot(sums, _weights(slab.low[axis], slab.high[axis], axis, values.device))
     salt = int.from_bytes(hashlib.blake2b(slab.tensor.encode(), digest_size=8).digest(), "little")
-    return int(bits) * (salt | 1) & _MASK
+    return int(sums) * (salt | 1) & _MASK
+
+
+def _row_sums(bits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sums over the last axis, some rows at a time."""
+    if bits.numel() <= _DIGESTED or bits.ndim == 1:
+        return _dot(bits.to(torch.int64), weights)
+    rows = max(1, _DIGESTED * len(bits) // bits.numel())
+    return torch.cat([_row_sums(part, weights) for part in bits.split(rows)])
+
+
+def _words(flat: torch.Tensor) -> torch.Tensor:
+    """The bits as int32."""
+    if flat.element_size() == 4:
+        return flat.view(torch.int32)
+    if len(flat) % 2 or flat.storage_offset() % 2:
+        flat = torch.cat([flat, flat.new_zeros(len(flat) % 2)])
+    return flat.view(torch.int32)
+
+
+def _dot(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sums over the last axis, modulo the type's range."""
+    if rows.device.type == "cpu":
+        return rows @ weights
+    # CUDA multiplies no matrices of integers.
+    return (rows * weights).sum(-1, dtype=rows.dtype)
+
+
+@lru_cache(maxsize=64)
+def _weights(low: int, high: int, axis: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers for the places ``low`` to ``high`` of an axis, of 64 random bits each.
+
+    SplitMix64's finaliser (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+    OOPSLA 2014), of place and axis. With plain place numbers, an element and its mirror image in
+    a square would count the same.
+    """
+    bits = torch.arange(low, high, dtype=torch.int64, device=device) + (axis << 48)
+    bits = (bits + 1) * _signed(0x9E3779B97F4A7C15)
+    bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
+    return (bits ^ _shift(bits, 31)) | 1
+
+
+def _signed(unsigned: int) -> int:
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
+def _shift(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """Logical right shift; torch's ``>>`` copies the sign bit."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
