@@ -1,9 +1,9 @@
-"""The flat buffers of one sync domain on one of its owners: gradients, optimizer state, and the way
-between them and the parameters of the modules."""
+"""The flat buffers of one sync domain on one of its members: gradients, optimizer state, and the
+way between them and the parameters of the modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.resilience.executor.manifest import Piece
 from megatron.resilience.executor.parts import Part, in_one_piece, parts
 from resihp_ext.state.domains import SyncDomain
+from resihp_ext.state.keepers import Keepers
 from resihp_ext.state.shards import shares
 from resihp_ext.state.slab import Slab
 
@@ -22,63 +23,66 @@ MASTER = "master"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Elements ``low`` to ``high`` of a domain's buffer: one parameter group's part of a share."""
+    """Neighbours in a domain's buffer, of one parameter group, whose state this rank keeps."""
 
     group: int
     low: int
-    high: int
+    """First element in the domain's buffer."""
+    at: int
+    """First element in what this rank keeps."""
+    elements: int
 
 
 class DomainBuffer:
-    """One owner's side of a sync domain.
+    """One member's side of a sync domain.
 
     Attributes:
-        gradient: All elements of the domain, fp32; after :meth:`reduce` the same on all owners.
-        state: What this owner keeps, flat and fp32, by kind: ``master``, its share of the weights,
-            and the optimizer's moments of them.
+        gradient: All elements of the domain, fp32; after :meth:`reduce` the same on all members.
+        state: What this rank keeps, flat and fp32, by kind: ``master``, the weights, and the
+            optimizer's moments of them. What is its own comes first, then what it keeps for others.
     """
 
     def __init__(
         self,
         domain: SyncDomain,
+        keepers: Keepers,
         *,
         rank: int,
         group: Any,
         pieces: Sequence[Piece],
-        kept: Sequence[Slab],
         kinds: Sequence[str],
         device: torch.device,
     ) -> None:
         """Lays out the buffers.
 
         Args:
-            group: The owners' process group.
+            group: The process group of the keepers.
             pieces: What this rank's modules hold.
-            kept: The slabs of the domain whose state this rank keeps; they follow each other.
             kinds: The optimizer's moments of a weight.
         """
         self.domain = domain
+        self.keepers = keepers
         self._group = group
         self._rank = rank
+        self._guest = rank not in domain.owners
         self.gradient = torch.zeros(domain.elements, dtype=torch.float32, device=device)
-        starts = _starts(domain.slabs)
-        self.low = _place(kept[0], domain.slabs, starts) if kept else 0
-        self.high = self.low + sum(slab.elements for slab in kept)
-        self.kept = tuple(kept)
+        self.kept = keepers.kept(rank)
+        self.own = sum(slab.elements for slab in keepers.own.get(rank, ()))
+        elements = sum(slab.elements for slab in self.kept)
         self.state = {
-            kind: torch.zeros(self.high - self.low, dtype=torch.float32, device=device)
+            kind: torch.zeros(elements, dtype=torch.float32, device=device)
             for kind in (MASTER, *kinds)
         }
         self._pieces = pieces
         self._copied = list(parts(self.gradient, domain.slabs, pieces, _gradient_of))
         self._shared: list[Part] = []
-        self._masters = list(parts(self.state[MASTER], kept, pieces, _weight_of))
-        mine = shares(domain)[rank]
-        self._norm_low = _place(mine[0], domain.slabs, starts) if mine else 0
-        self._norm_high = self._norm_low + sum(slab.elements for slab in mine)
+        self._masters = list(parts(self.state[MASTER], self.kept, pieces, _weight_of))
+        mine = shares(domain).get(rank, ())
+        low = _place(mine[0], domain.slabs) if mine else 0
+        self._counted = slice(low, low + sum(slab.elements for slab in mine))
 
     def entries(self, kind: str) -> Iterator[tuple[Slab, torch.Tensor]]:
-        """Every slab that this owner keeps, with its state in the slab's shape."""
+        """Every slab that this rank keeps, with its state in the slab's shape."""
         low = 0
         for slab in self.kept:
             yield slab, self.state[kind][low : low + slab.elements].view(slab.shape)
@@ -86,8 +90,8 @@ class DomainBuffer:
 
     @property
     def whole(self) -> bool:
-        """Whether this owner keeps the state of the whole domain."""
-        return self.high - self.low == self.domain.elements
+        """Whether this rank alone keeps the state of the whole domain, if it owns the domain."""
+        return self.own == self.domain.elements
 
     @torch.no_grad()
     def share_memory(self) -> list[torch.nn.Parameter]:
@@ -103,7 +107,7 @@ class DomainBuffer:
             part.parameter.main_grad = view  # type: ignore[attr-defined]
         self._shared = list(views)
         self._copied = [part for part in self._copied if part not in views]
-        masters = in_one_piece(self.state[MASTER], self._masters)
+        masters = in_one_piece(self.state[MASTER], self._masters) if self.whole else {}
         masters = {part: view for part, view in masters.items() if part.local.dtype == view.dtype}
         for part in masters:
             part.flat.copy_(part.local)
@@ -114,7 +118,7 @@ class DomainBuffer:
 
     def clear_gradients(self) -> None:
         """Before a step: what modules add to starts at 0."""
-        if self._shared:
+        if self._shared or self._guest:
             self.gradient.zero_()
         for part in self._copied:
             # Upstream clears its own buffers, which may be gone.
@@ -139,36 +143,37 @@ class DomainBuffer:
                 torch.mul(part.local, 1 / part.copies, out=part.flat)
 
     def reduce(self) -> Any:
-        """Starts the sum over all owners; None where there is nobody else."""
-        if len(self.domain.owners) == 1:
+        """Starts the sum over all members; None where there is nobody else."""
+        if len(self.keepers.members) == 1:
             return None
         return dist.all_reduce(self.gradient, group=self._group, async_op=True)
 
     def square_sum(self) -> torch.Tensor:
         """This owner's share of the squared gradient norm, fp64; shares are disjoint."""
-        mine = self.gradient[self._norm_low : self._norm_high]
+        mine = self.gradient[self._counted]
         return torch.linalg.vector_norm(mine, dtype=torch.float64) ** 2
 
     def zeros(self) -> torch.Tensor:
         """This owner's share of the number of gradient elements that are 0."""
-        mine = self.gradient[self._norm_low : self._norm_high]
+        mine = self.gradient[self._counted]
         return (mine == 0).sum().double()
 
-    def sections(self, groups: Any) -> list[Section]:
-        """Cuts what this owner keeps by parameter group.
+    def sections(self, groups: Mapping[str, int]) -> list[Section]:
+        """Cuts what this rank keeps where it does not follow on in the domain, and by group.
 
         Args:
             groups: Parameter group of each tensor.
         """
         found: list[Section] = []
-        low = self.low
+        at = 0
         for slab in self.kept:
-            group, high = groups[slab.tensor], low + slab.elements
-            if found and found[-1].group == group:
-                found[-1] = Section(group, found[-1].low, high)
+            low, group = _place(slab, self.domain.slabs), groups[slab.tensor]
+            last = found[-1] if found else None
+            if last and last.group == group and last.low + last.elements == low:
+                found[-1] = Section(group, last.low, last.at, last.elements + slab.elements)
             else:
-                found.append(Section(group, low, high))
-            low = high
+                found.append(Section(group, low, at, slab.elements))
+            at += slab.elements
         return found
 
     @torch.no_grad()
@@ -181,6 +186,8 @@ class DomainBuffer:
     def parameters_from_masters(self) -> None:
         """Writes the weights into the modules, rounded to their type; collective over the owners
         when they share the state."""
+        if self._guest:
+            return
         if self.whole:
             written = self._masters
         else:
@@ -196,15 +203,22 @@ class DomainBuffer:
     def gathered(self, kind: str, dtype: torch.dtype) -> torch.Tensor:
         """State of the whole domain from all owners' shares; collective when they share it."""
         mine = self.state[kind]
-        if self.whole:
+        if self.whole or self._guest:
             return mine.to(dtype)
-        sizes = [sum(slab.elements for slab in kept) for kept in shares(self.domain).values()]
+        own = self.keepers.own
+        sizes = [sum(slab.elements for slab in own[owner]) for owner in self.domain.owners]
         most = max(sizes)
         padded = torch.zeros(most, dtype=dtype, device=mine.device)
-        padded[: len(mine)] = mine
+        padded[: self.own] = mine[: self.own]
         every = torch.empty(most * len(sizes), dtype=dtype, device=mine.device)
         dist.all_gather_into_tensor(every, padded, group=self._group)
         return torch.cat([every[k * most : k * most + size] for k, size in enumerate(sizes)])
+
+    def tell_guest(self) -> None:
+        """Gives a guest the state that the owner has loaded; collective over the members."""
+        if len(self.keepers.members) > len(self.domain.owners):
+            for state in self.state.values():
+                dist.broadcast(state, self.domain.owners[0], group=self._group)
 
 
 def _gradient_of(piece: Piece) -> torch.Tensor:
@@ -216,20 +230,14 @@ def _weight_of(piece: Piece) -> torch.Tensor:
     return piece.parameter.data
 
 
-def _starts(slabs: Sequence[Slab]) -> list[int]:
-    starts, at = [], 0
-    for slab in slabs:
-        starts.append(at)
-        at += slab.elements
-    return starts
-
-
-def _place(inner: Slab, slabs: Sequence[Slab], starts: Sequence[int]) -> int:
+def _place(inner: Slab, slabs: Sequence[Slab]) -> int:
     """Where a slab cut along its first long axis begins in the domain's buffer."""
-    for start, slab in zip(starts, slabs, strict=True):
+    start = 0
+    for slab in slabs:
         if inner.intersection(slab) == inner:
             before = 0
             for a, base, high in zip(inner.low, slab.low, slab.high, strict=True):
                 before = before * (high - base) + (a - base)
             return start + before
+        start += slab.elements
     raise KeyError(str(inner))

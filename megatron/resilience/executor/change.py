@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron.resilience.executor import transition
@@ -12,6 +15,7 @@ from megatron.resilience.executor.buffers import MASTER
 from megatron.resilience.executor.groups import members_of
 from megatron.resilience.executor.manifest import exchange_texts
 from megatron.resilience.executor.modules import ModuleFactory, forget_modules, own_memory
+from megatron.resilience.executor.needs import kinds_that_travel
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
@@ -72,10 +76,10 @@ class Change:
             self._modules(factory, seat, rebuild)
         with phase("layout"):
             made += self._layout()
-        with phase("move"):
-            moved = self._move(old)
+        moved = self._move(old)
         del old
         with phase("verify"):
+            self._refuse(moved.damaged)
             self._verify(before, self._digests(self._held()))
         with phase("release"):
             ended = executor.pool.keep(executor.wanted_groups())
@@ -101,7 +105,7 @@ class Change:
             own_memory(self._models)
             return
         told = get_model_config(self._models[0])
-        if not self._executor.sharded:
+        if self._executor.redundancy == "replicated":
             # The new weights come from masters: the old modules are of no use any more.
             self._models.clear()
             forget_modules()
@@ -118,33 +122,51 @@ class Change:
         return made
 
     def _move(self, old: Held) -> Moved:
-        executor = self._executor
-        kinds = transition.moved_kinds(
-            self._state_kinds[1:], sharded=executor.sharded, half=self._half
-        )
+        phase, executor = self._phases, self._executor
+        kinds = kinds_that_travel(self._state_kinds[1:], half=self._half)
         new = self._held()
-        moved = transition.move_state(
-            old, new, kinds, rank=executor.seat.rank, device=executor.device
-        )
-        for buffer in new.buffers:
-            if not executor.sharded:
-                buffer.parameters_from_masters()
-            elif not self._half:
-                buffer.masters_from_parameters()
+        stores = transition.Stores.of(old, new, kinds)
+        with torch.no_grad():
+            with phase("keep"):
+                stores.keep()
+            with phase("meet"):
+                # Otherwise the move would seem to take as long as the slowest rank's way to it.
+                dist.barrier()
+            with phase("move"):
+                moved = transition.move_state(
+                    old.layout,
+                    new.layout,
+                    stores,
+                    kinds,
+                    rank=executor.seat.rank,
+                    device=executor.device,
+                )
+            with phase("weights"):
+                stores.derive()
         return moved
+
+    def _refuse(self, damaged: Sequence[str]) -> None:
+        """Stops all ranks if anything arrived damaged at one of them."""
+        told = [one for text in self._told(json.dumps(damaged)) for one in json.loads(text)]
+        if told:
+            more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+            raise TransitionError(f"{self._name()}: {told[0]}{more}")
+
+    def _told(self, text: str) -> list[str]:
+        return exchange_texts(text, self._executor.device)
+
+    def _name(self) -> str:
+        return f"step {self._step}, plan {self._old_plan.version} to {self._plan.version}"
 
     def _verify(self, before: dict[str, str], after: dict[str, str]) -> None:
         wrong = {kind: (was, after[kind]) for kind, was in before.items() if was != after[kind]}
         if wrong:
-            raise TransitionError(
-                f"step {self._step}, plan {self._old_plan.version} to {self._plan.version}: "
-                f"the state has changed: {wrong}"
-            )
+            raise TransitionError(f"{self._name()}: the state has changed: {wrong}")
 
     def _receipt(
         self, moved: Moved, digests: dict[str, str], rebuilt: bool, groups: tuple[int, int]
     ) -> dict[str, Any]:
-        flags = exchange_texts(str(int(rebuilt)), self._executor.device)
+        flags = self._told(str(int(rebuilt)))
         return transition.receipt(
             step=self._step,
             before=self._old_plan,

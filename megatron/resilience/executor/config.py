@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Redundancy = Literal["replicated", "buddy", "checkpoint"]
+from resihp_ext.state.keepers import Redundancy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,7 @@ from resihp_ext.plan.action import Action
 from resihp_ext.plan.check import checked
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import one_forward_one_backward
+from resihp_ext.state.keepers import Redundancy
 
 LOSSES = ("lm loss",)
 """Keys of what the forward step reports: a sum and the number of tokens of each."""
@@ -49,12 +50,14 @@ class Executor:
             change the plan.
     """
 
-    def __init__(self, plan: Plan, rank: int, *, device: torch.device, sharded: bool) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, *, device: torch.device, redundancy: Redundancy
+    ) -> None:
         """Prepares a rank; :meth:`join` connects it.
 
         Args:
             device: Where tensors live that the backend moves.
-            sharded: Whether the owners of a weight share its optimizer state.
+            redundancy: Who keeps the optimizer's state.
         """
         self.plan = plan
         self.seat = Seat.of(plan, rank)
@@ -63,7 +66,7 @@ class Executor:
         self.layout: StateLayout | None = None
         self.buffers: list[DomainBuffer] = []
         self.device = device
-        self.sharded = sharded
+        self.redundancy = redundancy
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
         self._fresh = True
         self._overrides: Any = None
@@ -106,21 +109,25 @@ class Executor:
                 hold_nothing(model)
         base = base_optimizer(config, models, self._overrides, self.groups)
         self.layout = StateLayout.exchanged(
-            pieces, groups_of(base, pieces), sharded=self.sharded, device=self.device
+            pieces,
+            groups_of(base, pieces),
+            redundancy=self.redundancy,
+            nodes={one.rank: one.node for one in self.plan.devices if one.alive},
+            device=self.device,
         )
         made = self.pool.add(self.wanted_groups())
         self.buffers = [
             DomainBuffer(
                 domain,
+                keepers,
                 rank=rank,
-                group=self.pool[domain.owners],
+                group=self.pool[keepers.members],
                 pieces=pieces,
-                kept=self.layout.kept(domain)[rank],
                 kinds=kinds_of(config),
                 device=self.device,
             )
-            for domain in self.layout.domains
-            if rank in domain.owners
+            for domain, keepers in zip(self.layout.domains, self.layout.keepers, strict=True)
+            if rank in keepers.members
         ]
         optimizer.attach(base, self.buffers, self.layout.groups, pieces)
         self._share_memory(models)
@@ -135,7 +142,7 @@ class Executor:
     def wanted_groups(self) -> tuple[Members, ...]:
         """Every group that the plan and its sync domains need."""
         assert self.layout is not None
-        return members_of(self.plan, self.layout.domains)
+        return members_of(self.plan, self.layout.keepers)
 
     def _common_degree(self) -> int:
         """Least common multiple of all tensor-parallel degrees."""

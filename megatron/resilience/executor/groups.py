@@ -15,17 +15,17 @@ from typing import Any
 import torch.distributed as dist
 
 from resihp_ext.plan.plan import Plan
-from resihp_ext.state.domains import SyncDomain
+from resihp_ext.state.keepers import Keepers
 
 Members = tuple[int, ...]
 """Global ranks in the order of their ranks in the group."""
 
 
-def members_of(plan: Plan, domains: Iterable[SyncDomain]) -> tuple[Members, ...]:
+def members_of(plan: Plan, domains: Iterable[Keepers]) -> tuple[Members, ...]:
     """Every group that a plan needs, in one global order: one a stage, a domain and a rank."""
     wanted: set[Members] = {(device.rank,) for device in plan.devices if device.alive}
     wanted |= {stage.ranks for replica in plan.replicas for stage in replica.stages}
-    wanted |= {domain.owners for domain in domains}
+    wanted |= {keepers.members for keepers in domains}
     return tuple(sorted(wanted))
 
 

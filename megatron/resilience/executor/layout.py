@@ -13,7 +13,7 @@ import torch
 
 from megatron.resilience.executor.manifest import Piece, exchange_texts
 from resihp_ext.state.domains import SyncDomain, sync_domains
-from resihp_ext.state.shards import shares
+from resihp_ext.state.keepers import Keepers, Redundancy, keepers
 from resihp_ext.state.slab import Holdings, Slab
 
 
@@ -25,8 +25,10 @@ class StateLayout:
     """What the modules of each rank hold."""
     groups: Mapping[str, int]
     """Number of the optimizer's parameter group of each logical tensor."""
-    sharded: bool
-    """Whether owners of a domain share its state, or each keep all of it."""
+    redundancy: Redundancy
+    """Who keeps the optimizer's state."""
+    nodes: Mapping[int, int]
+    """Node of every live rank."""
 
     @classmethod
     def exchanged(
@@ -34,7 +36,8 @@ class StateLayout:
         pieces: Sequence[Piece],
         groups: Mapping[str, int],
         *,
-        sharded: bool,
+        redundancy: Redundancy,
+        nodes: Mapping[int, int],
         device: torch.device,
     ) -> Self:
         """Builds the layout from what every rank says it holds; collective over all live ranks.
@@ -42,6 +45,8 @@ class StateLayout:
         Args:
             pieces: What this rank holds.
             groups: Parameter group of each tensor that this rank holds.
+            redundancy: Who keeps the optimizer's state.
+            nodes: Node of every live rank.
             device: Where the backend wants its tensors.
         """
         rows = [
@@ -56,7 +61,7 @@ class StateLayout:
                 Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high, _ in found
             )
             names.update({name: group for name, _, _, group in found})
-        return cls(parameters=everyone, groups=names, sharded=sharded)
+        return cls(parameters=everyone, groups=names, redundancy=redundancy, nodes=nodes)
 
     @cached_property
     def domains(self) -> tuple[SyncDomain, ...]:
@@ -80,19 +85,18 @@ class StateLayout:
         )
 
     @cached_property
+    def keepers(self) -> tuple[Keepers, ...]:
+        """Who reduces each domain, and keeps which part of its state."""
+        return keepers(self.domains, self.redundancy, self.nodes)
+
+    @cached_property
     def state(self) -> Holdings:
         """Whose optimizer state is where: masters and moments."""
         kept: dict[int, list[Slab]] = {rank: [] for rank in self.parameters}
-        for domain in self.domains:
-            for owner, slabs in self.kept(domain).items():
-                kept[owner] += slabs
+        for one in self.keepers:
+            for member in one.members:
+                kept[member] += one.kept(member)
         return kept
-
-    def kept(self, domain: SyncDomain) -> Mapping[int, tuple[Slab, ...]]:
-        """What each owner of a domain keeps of its state."""
-        if self.sharded:
-            return shares(domain)
-        return dict.fromkeys(domain.owners, domain.slabs)
 
 
 def _by_layer(slab: Slab) -> Iterator[Slab]:

@@ -102,9 +102,9 @@ class DomainOptimizer(MegatronOptimizer):
         flat: list[list[torch.Tensor]] = [[] for _ in base.param_groups]
         for buffer in self.buffers:
             for section in buffer.sections(groups):
-                cut = slice(section.low - buffer.low, section.high - buffer.low)
+                cut = slice(section.at, section.at + section.elements)
                 masters = buffer.state[MASTER][cut]
-                masters.grad = buffer.gradient[section.low : section.high]
+                masters.grad = buffer.gradient[section.low : section.low + section.elements]
                 flat[section.group].append(masters)
                 base.state[masters] = {
                     kind: state[cut] for kind, state in buffer.state.items() if kind != MASTER
@@ -158,8 +158,9 @@ class DomainOptimizer(MegatronOptimizer):
         limit = self.config.clip_grad
         factor = limit / (norm + 1.0e-6)
         if limit > 0.0 and factor < 1.0:
-            for buffer in self.buffers:
-                buffer.gradient[buffer.low : buffer.high].mul_(factor)
+            for group in self.param_groups:
+                for masters in group["params"]:
+                    masters.grad.mul_(factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do: a step overwrites the gradients."""
@@ -183,13 +184,15 @@ class DomainOptimizer(MegatronOptimizer):
             buffer.masters_from_parameters()
 
     def adopt_parameters(self) -> None:
-        """Before the first step: masters of weights that are fp32 are these weights.
+        """Before the first step: masters of weights that are fp32 are these weights; collective.
 
         Half-precision weights have masters of their own, which a checkpoint brings; without one,
         they start from the weights as well.
         """
         if not self._masters_loaded:
             self.reload_model_params()
+        for buffer in self.buffers:
+            buffer.tell_guest()
 
     def state_dict(self, is_loading: bool = False) -> Any:
         return {"state": {"common_step": self.steps}, "param_groups": self._plain_groups()}

@@ -51,7 +51,7 @@ class Planned:
             redundancy = "buddy" if args.use_distributed_optimizer else "replicated"
         prepare(args)
         plan = self.timetable[0].plan
-        return Executor(plan, self.rank.rank, device=device, sharded=redundancy != "replicated")
+        return Executor(plan, self.rank.rank, device=device, redundancy=redundancy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

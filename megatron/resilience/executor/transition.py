@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,12 +20,11 @@ from megatron.resilience.executor.buffers import MASTER, DomainBuffer
 from megatron.resilience.executor.checksum import digest
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import Piece, exchange_texts
-from megatron.resilience.executor.store import WEIGHT, stores_of
+from megatron.resilience.executor.needs import Kinds, lower_bound_bytes, transfers_of
+from megatron.resilience.executor.store import WEIGHT, Store, state_stores, weight_store
 from resihp_ext.errors import ResiHPError
 from resihp_ext.plan.plan import Plan
 from resihp_ext.state.shards import shares
-from resihp_ext.state.slab import Holdings
-from resihp_ext.state.transfer import Transfer, plan_transfers
 
 
 class TransitionError(ResiHPError):
@@ -65,6 +64,8 @@ class Moved:
     lower_bound_bytes: int
     """What ranks need and lacked."""
     messages: int
+    damaged: tuple[str, ...]
+    """What arrived at this rank other than it was sent, in words."""
 
 
 def agree(plan: Plan, device: torch.device) -> None:
@@ -81,80 +82,57 @@ def agree(plan: Plan, device: torch.device) -> None:
         raise TransitionError(f"ranks have different plans: {by_digest}")
 
 
-def moved_kinds(moments: Sequence[str], *, sharded: bool, half: bool) -> tuple[str, ...]:
-    """Kinds of state that travel; the rest follows from them on the spot.
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The state of this rank before and after, by kind."""
 
-    Args:
-        half: Whether the modules' weights are not fp32.
-    """
-    if not sharded:
-        # Weights are rounded masters.
-        return (MASTER, *moments)
-    # Weights without the masters to make them from; and fp32 weights are the masters.
-    return (WEIGHT, *((MASTER,) if half else ()), *moments)
+    sources: Mapping[str, Store]
+    targets: Mapping[str, Store]
 
-
-def _holdings(layout: StateLayout, kind: str) -> Holdings:
-    return layout.parameters if kind == WEIGHT else layout.state
-
-
-def transfers_of(
-    old: StateLayout, new: StateLayout, kinds: Sequence[str]
-) -> dict[str, tuple[Transfer, ...]]:
-    """Who sends what to whom, of every kind."""
-    planned: dict[str, tuple[Transfer, ...]] = {}
-    for kind in kinds:
-        # Masters and moments of an element are in the same places.
-        twin = next((one for one in planned if one != WEIGHT and kind != WEIGHT), None)
-        planned[kind] = (
-            planned[twin] if twin else plan_transfers(_holdings(old, kind), _holdings(new, kind))
+    @classmethod
+    def of(cls, old: Held, new: Held, kinds: Kinds) -> Self:
+        """Finds out where everything is."""
+        state = {kind: dtype for kind, dtype in kinds.items() if kind != WEIGHT}
+        weight = kinds[WEIGHT]
+        sources = {WEIGHT: weight_store(old.buffers, old.pieces, weight)}
+        # Rounded weights must not be written to masters.
+        both = MASTER not in kinds
+        targets = {WEIGHT: weight_store(new.buffers, new.pieces, weight, masters=both)}
+        return cls(
+            sources | state_stores(old.buffers, state), targets | state_stores(new.buffers, state)
         )
-    return planned
+
+    def keep(self) -> None:
+        """Takes over what this rank has already."""
+        for kind, store in self.targets.items():
+            store.take(self.sources[kind])
+
+    def derive(self) -> None:
+        """Makes the weights that follow from masters here."""
+        if MASTER in self.targets:
+            self.targets[WEIGHT].take(self.targets[MASTER])
 
 
 def move_state(
-    old: Held, new: Held, kinds: Sequence[str], *, rank: int, device: torch.device
+    old: StateLayout,
+    new: StateLayout,
+    stores: Stores,
+    kinds: Kinds,
+    *,
+    rank: int,
+    device: torch.device,
 ) -> Moved:
-    """Fills the new buffers (and modules) from whoever has what they need; collective."""
-    planned = transfers_of(old.layout, new.layout, kinds)
-    sources = stores_of(old.buffers, old.pieces, kinds)
-    targets = stores_of(new.buffers, new.pieces, kinds)
-    for kind, store in targets.items():
-        store.take(sources[kind])
-    todo = move.messages(planned)
-    move.run(todo, rank=rank, sources=sources, targets=targets, device=device)
-    return Moved(
-        bytes=sum(4 * message.elements for message in todo),
-        lower_bound_bytes=lower_bound_bytes(old.layout, new.layout, kinds),
-        messages=len(todo),
+    """Fills the new buffers and modules from whoever has what they lack; collective."""
+    todo = move.messages(transfers_of(old, new, kinds), kinds)
+    damaged = move.run(
+        todo, rank=rank, sources=stores.sources, targets=stores.targets, device=device
     )
-
-
-def lower_bound_bytes(old: StateLayout, new: StateLayout, kinds: Sequence[str]) -> int:
-    """Bytes of all elements that a rank needs under the new layout and lacks, counted one by one
-    from the holdings and not from any list of transfers."""
-    total = 0
-    counted: dict[bool, int] = {}
-    for kind in kinds:
-        weights = kind == WEIGHT
-        if weights not in counted:
-            before, after = _holdings(old, kind), _holdings(new, kind)
-            counted[weights] = sum(
-                _lacking(before.get(rank, ()), needed) for rank, needed in after.items()
-            )
-        total += 4 * counted[weights]
-    return total
-
-
-def _lacking(held: Any, needed: Any) -> int:
-    by_tensor: dict[str, list[Any]] = {}
-    for slab in held:
-        by_tensor.setdefault(slab.tensor, []).append(slab)
-    lacking = 0
-    for slab in needed:
-        common = (slab.intersection(one) for one in by_tensor.get(slab.tensor, ()))
-        lacking += slab.elements - sum(one.elements for one in common if one is not None)
-    return lacking
+    return Moved(
+        bytes=sum(message.bytes for message in todo),
+        lower_bound_bytes=lower_bound_bytes(old, new, kinds),
+        messages=len(todo),
+        damaged=tuple(damaged),
+    )
 
 
 def state_digest(held: Held, kinds: Sequence[str], rank: int, device: torch.device) -> list[str]:
@@ -162,16 +140,13 @@ def state_digest(held: Held, kinds: Sequence[str], rank: int, device: torch.devi
 
     Every element is counted once: by the owner whose share of its domain it is in.
     """
-    mine = dict.fromkeys(kinds, 0)
-    for buffer in held.buffers:
-        share = shares(buffer.domain)[rank]
-        for kind in kinds:
-            for slab, values in buffer.entries(kind):
-                for part in share:
-                    common = slab.intersection(part)
-                    if common is not None:
-                        mine[kind] += digest(common, values[common.inside(slab)])
-    texts = exchange_texts(",".join(str(value) for value in mine.values()), device)
+    mine = []
+    stores = state_stores(held.buffers, dict.fromkeys(kinds, torch.float32))
+    counted = [slab for buffer in held.buffers for slab in shares(buffer.domain).get(rank, ())]
+    for kind in kinds:
+        found = (part for slab in counted for part in stores[kind].parts(slab))
+        mine.append(sum(digest(slab, values) for slab, values in found))
+    texts = exchange_texts(",".join(map(str, mine)), device)
     rows = [[int(value) for value in text.split(",")] for text in texts]
     return [f"{sum(column) % (1 << 64):016x}" for column in zip(*rows, strict=True)]
 
