@@ -91,7 +91,7 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
-        self._follow_timetable(words)
+        self._follow_timetable()
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
             print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
@@ -184,14 +184,16 @@ class Job:
             return torch.device("cpu")
         return torch.device("cuda", self.rank.local_rank % torch.cuda.device_count())
 
-    def _follow_timetable(self, words: Sequence[str]) -> None:
+    def _follow_timetable(self) -> None:
         if self.executor is None or not isinstance(self.layout, Planned):
             return
         self.executor.before_step = TimetableDriver(
             self.executor,
             self.layout.timetable,
             ModuleFactory(
-                self.args, self._use_our_layers, sequence_parallel="--sequence-parallel" in words
+                self.args,
+                self._use_our_layers,
+                sequence_parallel=self.layout.sequence_parallel,
             ),
             folder=resilience_dir(self.settings, self.args),
             events=self.events,

@@ -4,9 +4,9 @@
 
 Both run the same uniform layout, model, data and flags; once with Megatron's schedule and
 optimizer and once under a plan. Runs alternate, and which of a pair comes first alternates too; a
-run's figure is the median time of its iterations after the first few. With ``--json`` the last line is one JSON
-object: ``median_ratio`` (plan over Megatron), ``ratios`` of all pairs, ``iteration_s`` of both.
-Exit code 0 when the median ratio is at most 1.01, else 1.
+run's figure is the median time of its iterations after the first few. With ``--json`` the last line
+is one JSON object: ``median_ratio`` (plan over Megatron), ``ratios`` of all pairs, ``iteration_s``
+of both. Exit code 0 when the median ratio is at most 1.01, else 1.
 """
 
 from __future__ import annotations

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
+from megatron.resilience.executor.place import Seat
 from resihp_ext.errors import UserError
+from resihp_ext.plan.plan import PlanError
+from resihp_ext.plan.timetable import Entry
 
 _REFUSED = {
     "fp16": "--fp16: use --bf16",
@@ -46,6 +50,37 @@ def refuse(args: argparse.Namespace, initial_weights: str) -> None:
         found.append("--initial-weights upstream")
     if found:
         raise UserError(f"{', '.join(found)}: cannot be combined with --resilience-plan-schedule")
+
+
+def require_fit(
+    entries: Sequence[Entry], args: argparse.Namespace, *, sequence_parallel: bool
+) -> None:
+    """Checks every plan of a timetable against the model, before anything is started.
+
+    Raises:
+        UserError: names the step, the ranks, and what does not divide.
+    """
+    sizes = {
+        "attention heads": args.num_attention_heads,
+        "query groups": args.num_query_groups or args.num_attention_heads,
+        "FFN rows": args.ffn_hidden_size,
+        "words of the padded vocabulary": args.padded_vocab_size,
+        "tokens of a sequence": args.seq_length if sequence_parallel else 0,
+    }
+    for entry in entries:
+        where = f"plan for step {entry.step}"
+        for stage in (stage for one in entry.plan.replicas for stage in one.stages):
+            for what, size in sizes.items():
+                if size % stage.tp:
+                    raise UserError(
+                        f"{where}: {size} {what} do not divide by {stage.tp}, the number of ranks "
+                        f"{list(stage.ranks)} of a stage"
+                    )
+        try:
+            for device in entry.plan.devices:
+                Seat.of(entry.plan, device.rank)
+        except PlanError as error:
+            raise UserError(f"{where}: {error}") from error
 
 
 def prepare(args: argparse.Namespace) -> None:

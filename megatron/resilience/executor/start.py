@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from megatron.resilience.executor.executor import Executor
-from megatron.resilience.executor.limits import prepare, refuse
+from megatron.resilience.executor.limits import prepare, refuse, require_fit
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream import arguments
@@ -26,6 +26,8 @@ class Planned:
 
     timetable: tuple[Entry, ...]
     rank: RankEnvironment
+    sequence_parallel: bool
+    """Whether stages with a degree above 1 are to use it."""
 
     @property
     def seat(self) -> Seat:
@@ -46,6 +48,7 @@ class Planned:
     ) -> Executor | None:
         """Prepares the executor of the first plan."""
         refuse(args, settings.initial_weights.initial_weights)
+        require_fit(self.timetable, args, sequence_parallel=self.sequence_parallel)
         redundancy = settings.executor.optimizer_redundancy
         if redundancy is None:
             redundancy = "buddy" if args.use_distributed_optimizer else "replicated"
@@ -82,7 +85,11 @@ def planned_layout(
         return Upstream()
     if not settings.resilience.resilience:
         raise UserError("--resilience-plan-schedule needs --resilience")
-    return Planned(timetable=read_timetable(path, _frame(words, rank)), rank=rank)
+    return Planned(
+        timetable=read_timetable(path, _frame(words, rank)),
+        rank=rank,
+        sequence_parallel="--sequence-parallel" in words,
+    )
 
 
 def _frame(words: Sequence[str], rank: RankEnvironment) -> Frame:
