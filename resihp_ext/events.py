@@ -35,7 +35,8 @@ class Event(StrEnum):
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
     ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""
     JOB_END = "job_end"
-    """Training ended without an error."""
+    """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
+    what this rank has sent over stage boundaries in all."""
 
 
 class EventLog:

@@ -147,7 +147,8 @@ class Job:
         if self.on_trained is not None:
             self.on_trained()
         if self.events is not None:
-            self.events.write(Event.JOB_END, step=self._step)
+            traffic = {} if self.executor is None else asdict(self.executor.traffic)
+            self.events.write(Event.JOB_END, step=self._step, **traffic)
         if torch.distributed.is_initialized():
             # Without the barrier a fast rank closes its sockets under a slower one's last message.
             torch.distributed.barrier()
@@ -255,7 +256,7 @@ class Job:
             self.events.write(
                 Event.MICRO_BATCHES,
                 step=iteration.step,
-                replica=here.replica,
+                replica=here.replica if self.executor is None else self.executor.seat.replica,
                 micro_batches=[{"tokens": tokens, "segments": batch.segments} for batch in done],
             )
         # The last rank holds the loss, and is the one that upstream logs from.

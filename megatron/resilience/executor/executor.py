@@ -244,7 +244,7 @@ class Executor:
         sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self.device)
         # All ranks of a tensor-parallel group report the same.
         if self.seat.tp_rank == 0:
-            sums[0] = step.tokens
+            sums[0] += step.tokens
             for report in step.reports:
                 for k, key in enumerate(LOSSES):
                     sums[1 + 2 * k : 3 + 2 * k] += report[key].double()

@@ -38,8 +38,8 @@ class Step:
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
     """What the loss function reported of each micro-batch that ends here, in order."""
-    tokens: int = 0
-    """Tokens that count in the loss of those."""
+    tokens: torch.Tensor | int = 0
+    """Tokens that count in the loss of those; left where it is computed, for asking waits."""
     _inputs: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
     _outputs: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     _gradients: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Step:
         )
         self._begun = True
         if last:
-            self.tokens += int(tokens)
+            self.tokens = self.tokens + tokens
         self._outputs[key] = output
         if self.forward_only:
             del self._inputs[key]
