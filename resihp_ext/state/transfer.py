@@ -8,6 +8,7 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from resihp_ext.state.slab import Holdings, Slab, StateError, segments
@@ -38,14 +39,36 @@ def plan_transfers(held: Holdings, needed: Holdings) -> tuple[Transfer, ...]:
     Raises:
         StateError: a piece that somebody needs and nobody holds.
     """
-    wanted: list[tuple[Slab, frozenset[int], int]] = []
-    for slab, (owners, users) in segments(held, needed).items():
-        lacking = users - owners
-        if lacking and not owners:
-            raise StateError(f"{slab} is needed by ranks {sorted(users)} and held by none")
-        wanted += [(slab, owners, rank) for rank in sorted(lacking)]
+    return spread(
+        Lack(slab=slab, owners=owners, ranks=users - owners)
+        for slab, (owners, users) in segments(held, needed).items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lack:
+    """A piece that some ranks need and do not have."""
+
+    slab: Slab
+    owners: frozenset[int]
+    """Who has it."""
+    ranks: frozenset[int]
+
+
+def spread(lacks: Iterable[Lack]) -> tuple[Transfer, ...]:
+    """Chooses a sender for every piece that a rank lacks, as :func:`plan_transfers` says.
+
+    Raises:
+        StateError: a piece that somebody needs and nobody holds.
+    """
+    wanted = []
+    load: dict[int, int] = {}
+    for one in lacks:
+        if one.ranks and not one.owners:
+            raise StateError(f"{one.slab} is needed by ranks {sorted(one.ranks)} and held by none")
+        wanted += [(one.slab, one.owners, rank) for rank in sorted(one.ranks)]
+        load |= dict.fromkeys(one.owners, 0)
     wanted.sort(key=lambda item: (-item[0].elements, item[0], item[2]))
-    load: dict[int, int] = dict.fromkeys(held, 0)
     transfers = []
     for slab, owners, destination in wanted:
         source = min(owners, key=lambda rank: (load[rank], rank))

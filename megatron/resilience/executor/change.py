@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
-from megatron.resilience.executor import transition
+from megatron.resilience.executor import move, transition
 from megatron.resilience.executor.buffers import MASTER
 from megatron.resilience.executor.groups import members_of
 from megatron.resilience.executor.manifest import exchange_texts
 from megatron.resilience.executor.modules import ModuleFactory, forget_modules, own_memory
-from megatron.resilience.executor.needs import kinds_that_travel
+from megatron.resilience.executor.needs import Needs, kinds_that_travel
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
@@ -125,7 +125,10 @@ class Change:
         phase, executor = self._phases, self._executor
         kinds = kinds_that_travel(self._state_kinds[1:], half=self._half)
         new = self._held()
-        stores = transition.Stores.of(old, new, kinds)
+        with phase("transfers"):
+            needs = Needs(old.layout, new.layout, kinds)
+            todo = move.messages(needs.transfers(), kinds)
+            stores = transition.Stores.of(old, new, kinds)
         with torch.no_grad():
             with phase("keep"):
                 stores.keep()
@@ -133,17 +136,21 @@ class Change:
                 # Otherwise the move would seem to take as long as the slowest rank's way to it.
                 dist.barrier()
             with phase("move"):
-                moved = transition.move_state(
-                    old.layout,
-                    new.layout,
-                    stores,
-                    kinds,
+                damaged = move.run(
+                    todo,
                     rank=executor.seat.rank,
+                    sources=stores.sources,
+                    targets=stores.targets,
                     device=executor.device,
                 )
             with phase("weights"):
                 stores.derive()
-        return moved
+        return Moved(
+            bytes=sum(message.bytes for message in todo),
+            lower_bound_bytes=needs.lower_bound_bytes(),
+            messages=len(todo),
+            damaged=tuple(damaged),
+        )
 
     def _refuse(self, damaged: Sequence[str]) -> None:
         """Stops all ranks if anything arrived damaged at one of them."""

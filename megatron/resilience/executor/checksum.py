@@ -42,26 +42,27 @@ def digest(slab: Slab, values: torch.Tensor) -> int:
     Args:
         values: fp32, in the slab's shape.
     """
-    bits = values.view(torch.int32) if values.ndim else values.view(1).view(torch.int32)
-    last = bits.ndim - 1
-    columns = (
-        _weights(slab.low[last], slab.high[last], last, values.device)
-        if slab.low
-        else _weights(0, 1, 0, values.device)
-    )
-    sums = _row_sums(bits, columns)
-    for axis in reversed(range(last)):
-        sums = _dot(sums, _weights(slab.low[axis], slab.high[axis], axis, values.device))
+    weights = [
+        _weights(low, high, axis, values.device)
+        # A scalar is a vector of one element.
+        for axis, (low, high) in enumerate(zip(slab.low or (0,), slab.high or (1,), strict=True))
+    ]
+    bits = values.view(slab.shape or (1,)).view(torch.int32)
+    sums = _row_sums(bits, weights.pop())
+    while weights:
+        sums = _dot(sums, weights.pop())
     salt = int.from_bytes(hashlib.blake2b(slab.tensor.encode(), digest_size=8).digest(), "little")
     return int(sums) * (salt | 1) & _MASK
 
 
 def _row_sums(bits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted sums over the last axis, some rows at a time."""
-    if bits.numel() <= _DIGESTED or bits.ndim == 1:
+    if bits.ndim == 1:
         return _dot(bits.to(torch.int64), weights)
-    rows = max(1, _DIGESTED * len(bits) // bits.numel())
-    return torch.cat([_row_sums(part, weights) for part in bits.split(rows)])
+    rows = max(1, _DIGESTED // len(weights))
+    parts = bits.flatten(0, -2).split(rows)
+    sums = torch.cat([_dot(part.to(torch.int64), weights) for part in parts])
+    return sums.view(bits.shape[:-1])
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:

