@@ -120,7 +120,7 @@ def random_layout(random: Random, wanted: Wanted) -> Plan:
 
 
 def _draw(random: Random, wanted: Wanted) -> Plan | None:
-    """One attempt; None when it takes too many ranks or too few."""
+    """One attempt; None when it takes too many ranks or too few, or is a single group."""
     edges = _edges(random, wanted.num_layers)
     drawn = []
     for number in range(random.choice([1, 2, 2, 2, 3])):
@@ -128,11 +128,12 @@ def _draw(random: Random, wanted: Wanted) -> Plan | None:
         drawn.append(_degrees(random, own, wanted, wanted.chunks if number == 0 else 1))
     used = sum(sum(degrees) for _, degrees in drawn)
     world = used + random.choice([0, 0, 1, 2])
-    if not wanted.fewest <= world <= wanted.most:
+    groups = sum(len(degrees) for _, degrees in drawn)
+    if groups < 2 or not wanted.fewest <= world <= wanted.most:
         return None
     ranks = random.sample(range(world), world)
     replicas = tuple(_replica(edges, degrees, ranks) for edges, degrees in drawn)
-    # What is left of the ranks stands by: for being slow, or as a spare.
+    # What is left in ``ranks`` stands by: for being slow, or as a spare.
     devices = tuple(
         Device(rank=r, node=r // HOME, p=random.choice([0.5, 1.0]) if r in ranks else 1.0)
         for r in range(world)
