@@ -12,6 +12,7 @@ from typing import Literal
 
 import click
 
+from megatron.resilience.cli.plan import plan
 from resihp_ext import __version__
 from resihp_ext.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 
@@ -83,6 +84,9 @@ def profile_machine(
         out=out, model=model, seq_length=seq_length, tps=tps, device=device, quick=quick
     )
     run.profile(options, click.echo)
+
+
+resihp.add_command(plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

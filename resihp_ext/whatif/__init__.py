@@ -1,0 +1,1 @@
+"""What would happen if these devices failed: a layout before and after, without a job."""
