@@ -1,11 +1,11 @@
 """A rank's seat: what its Megatron is told depends on its own layers alone."""
 
 import pytest
+from plans import random_plan
 
 from megatron.resilience.executor.place import Seat
 from resihp_ext.plan.plan import Device, Plan, PlanError, Replica, Stage, uniform_plan
 from resihp_ext.plan.timetable import straight_routes
-from tests.unit.plans import random_plan
 
 pytestmark = pytest.mark.unit
 
