@@ -35,7 +35,7 @@ def pictures(layout: Layout, width: int) -> Iterator[Table]:
     begin = 0
     while begin < len(columns):
         end, used = begin + 1, first + _width(columns[begin])
-        while end < len(columns) and used + _width(columns[end]) <= width:
+        while end < len(columns) and used + _width(columns[end]) - GAP <= width:
             used += _width(columns[end])
             end += 1
         yield _table(labels, columns[begin:end])

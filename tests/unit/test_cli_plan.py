@@ -90,6 +90,8 @@ def test_the_picture_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
         *[("4", "5"), ("4", "2"), ("4", "5")],
     ]
     assert "9 dead" in before
+    assert "*" not in before
+    assert re.search(r"^replica 0 +0-3 \* +8, 10 \* +16-19 \*$", after, re.MULTILINE)
     assert re.search(r"^standby: 11\ndead: 9$", after, re.MULTILINE)
     assert "never ends" in after
     assert "\x1b" not in out

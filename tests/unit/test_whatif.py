@@ -202,6 +202,7 @@ def test_a_picture_fits_and_loses_nothing(width: int) -> None:
     shown, tables = drawn(found, width)
     assert (tables == 1) == (width >= 100)
     assert max(map(len, shown.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
     cells = [cell for one in found.after.plan.replicas for cell in one.stages]
     assert shown.count("TP ") == shown.count("micro-batches") == len(cells) == 8
     assert sum(f"stage {stage} " in shown for stage in range(4)) == 4
