@@ -12,51 +12,35 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
 from resihp_ext.scheduler.decision import Judge
 from resihp_ext.scheduler.layouts import Groups, Layouts
-from resihp_ext.scheduler.predict import Ends
 from resihp_ext.scheduler.problem import Problem
-from resihp_ext.scheduler.search_all import Sketch, sketches
+from resihp_ext.scheduler.search_all import Whole
 from resihp_ext.scheduler.search_near import NearSearch, damaged_places
 from resihp_ext.scheduler.wants import allocated
 
-VISITS = 300
-"""Most layouts of a small cluster that are timed in full."""
+SMALL = 16
+"""Most live devices of a cluster that is searched as a whole, if it has few enough layouts."""
 JUDGED = 256
 """Most instances of plans of a large cluster that are timed in full, all plans together."""
 
 
 def search(problem: Problem, judge: Judge) -> None:
     """Offers the best layouts found."""
-    layouts = Layouts(problem, judge.predictor, ())
-    found = sketches(problem, layouts.maps)
-    if found is not None:
-        _small(problem, judge, layouts, found)
-    else:
-        _large(problem, judge)
+    _near(problem, judge)
+    if len(problem.cluster.alive) <= SMALL:
+        Whole(problem, judge, Layouts(problem, judge.predictor, ())).run()
 
 
-def _small(problem: Problem, judge: Judge, layouts: Layouts, found: Sequence[Sketch]) -> None:
-    """Layout after layout in the order of their bounds, until no bound promises better."""
-    alive = [device.rank for device in problem.cluster.alive]
-    for sketch in found[:VISITS]:
-        if sketch.pipeline_s >= min((one.iteration_s for one in judge.able), default=inf):
-            break
-        plan = layouts.plan(allocated(problem, sketch.wishes, alive))
-        if plan is not None:
-            judge.offer("joint", plan)
-
-
-def _large(problem: Problem, judge: Judge) -> None:
+def _near(problem: Problem, judge: Judge) -> None:
     """The most promising layouts are timed, the best of these judged, the very best refined."""
     damaged = damaged_places(problem)
     untouched = [n for n in range(len(problem.base.replicas)) if n not in damaged]
     layouts = Layouts(problem, judge.predictor, untouched)
-    near = NearSearch(problem, layouts, damaged, Ends(problem, judge.predictor))
+    near = NearSearch(problem, layouts, damaged)
     timed: list[tuple[float, int, Groups]] = []
     judged = max(2, JUDGED // max(1, len(problem.base.instances)))
     above = layouts.above_bound()
@@ -65,7 +49,9 @@ def _large(problem: Problem, judge: Judge) -> None:
         hoped_s = above * sketch.pipeline_s + sketch.ends_s
         if len(timed) >= judged and hoped_s >= least_s * (1 - 1e-4):
             break
-        groups: Groups = allocated(problem, sketch.wishes, near.freed(sketch))
+        groups = allocated(problem, sketch.wishes, near.freed(sketch))
+        if groups is None:
+            continue
         timed.append((layouts.timed_s(groups) + sketch.ends_s, len(timed), groups))
     for number, (seconds, _, best) in enumerate(sorted(timed, key=lambda t: t[:2])[:judged]):
         plan = layouts.plan(best, refine=not number) if seconds < inf else None

@@ -12,7 +12,7 @@ from math import inf
 
 from resihp_ext.plan.plan import Instance, Plan, Replica, Route, Stage
 from resihp_ext.scheduler.clock import Hop, StageTimes
-from resihp_ext.scheduler.layers import edges
+from resihp_ext.scheduler.layers import Depths, edges
 from resihp_ext.scheduler.maps import Maps, Rated, Site, Sites, bounds_of, most_parameters
 from resihp_ext.scheduler.movement import arranged
 from resihp_ext.scheduler.predict import Predictor
@@ -22,8 +22,8 @@ from resihp_ext.scheduler.shares import Share, balanced_shares, dealt_counts
 
 Groups = Mapping[int, tuple[Group, ...]]
 """Stages of replicas, by their number in the base plan."""
-Key = tuple[Sites, tuple[Hop, ...]]
-"""All that decides how fast a replica can be."""
+Key = tuple[Sites, tuple[Hop, ...], int]
+"""All that decides how fast a replica can be; last, how many share the optimizer's state."""
 
 REFINE = 16
 """Neighbouring layer maps that are played out in each round of a refinement."""
@@ -37,6 +37,8 @@ class _Class:
     key: Key | None
     """None for replicas that stay as they are."""
     share: Share
+    depths: Depths | None = None
+    """A layer map that is demanded of them."""
 
 
 class Layouts:
@@ -82,9 +84,9 @@ class Layouts:
         prices = self._problem.prices
         return tuple(Site(len(g), prices.slowest(g), prices.across(g)) for g in groups)
 
-    def _key(self, groups: Sequence[Group]) -> Key:
+    def _key(self, groups: Sequence[Group], shards: int) -> Key:
         hop = self._problem.prices.hop
-        return self.sites(groups), tuple(hop(a, b) for a, b in pairwise(groups))
+        return self.sites(groups), tuple(hop(a, b) for a, b in pairwise(groups)), shards
 
     def _played_s(self, key: Key, rated: Rated, micro_batches: int) -> float:
         pairs = self.maps.pairs(key[0], rated.depths)
@@ -95,7 +97,7 @@ class Layouts:
         """The best layer map for so many micro-batches, and its time."""
         asked = (key, micro_batches)
         if asked not in self._best:
-            maps = self.maps.of(key[0])
+            maps = self.maps.of(key[0], key[2])
             order = sorted((one.at_least_s(micro_batches), place) for place, one in enumerate(maps))
             best = (self._played_s(key, maps[0], micro_batches), 0)
             for bound_s, place in order:
@@ -111,7 +113,7 @@ class Layouts:
         found_s, rated = self.fastest(key, micro_batches)
         while True:
             near = sorted(
-                self.maps.near(key[0], rated.depths),
+                self.maps.near(key[0], rated.depths, key[2]),
                 key=lambda one: (one.at_least_s(micro_batches), one.depths),
             )
             able = [one for one in near if one.at_least_s(micro_batches) < found_s][:REFINE]
@@ -124,17 +126,24 @@ class Layouts:
             found_s, rated = best_s, best
         self._best[key, micro_batches] = (found_s, rated)
 
-    def timed_s(self, groups: Groups) -> float:
+    def timed_s(self, groups: Groups, depths: Depths | None = None) -> float:
         """Pipeline time of the best plan on these groups; infinite if nothing fits."""
-        classes = self._classes(groups)
+        classes = self._classes(groups, depths)
         if not classes:
             return inf
         total = self._problem.current.micro_batches
         return balanced_shares([one.share for one in classes], total)[1]
 
-    def plan(self, groups: Groups, *, refine: bool = False) -> Plan | None:
-        """The best plan on these groups beside the untouched replicas; None if nothing fits."""
-        classes = self._classes(groups)
+    def plan(
+        self, groups: Groups, depths: Depths | None = None, *, refine: bool = False
+    ) -> Plan | None:
+        """The best plan on these groups beside the untouched replicas; None if nothing fits.
+
+        Args:
+            depths: A layer map for all of them. Default: each has its own.
+            refine: Whether to spend more time on layer maps.
+        """
+        classes = self._classes(groups, depths)
         if not classes:
             return None
         total = self._problem.current.micro_batches
@@ -148,21 +157,30 @@ class Layouts:
         counts = dealt_counts(shares, most, total)
         return self._assembled(classes, groups, counts, limit_s)
 
-    def _classes(self, groups: Groups) -> list[_Class]:
+    def _classes(self, groups: Groups, depths: Depths | None) -> list[_Class]:
         """Equal replicas together; none at all if a replica cannot hold the model."""
+        shards = sum(len(one.numbers) for one in self._fixed) + len(groups)
         keyed: dict[Key, list[int]] = {}
         for number, own in groups.items():
-            keyed.setdefault(self._key(own), []).append(number)
-        if not all(self.maps.of(key[0]) for key in keyed):
-            return []
-        return [*self._fixed, *(self._movable(key, numbers) for key, numbers in keyed.items())]
+            keyed.setdefault(self._key(own, shards), []).append(number)
+        for sites, _, _ in keyed:
+            if not self.maps.of(sites, shards):
+                return []
+            if depths is not None and not self.maps.fits(sites, depths, shards):
+                return []
+        movable = [self._movable(key, numbers, depths) for key, numbers in keyed.items()]
+        return [*self._fixed, *movable]
 
-    def _movable(self, key: Key, numbers: Sequence[int]) -> _Class:
-        first = self.maps.of(key[0])[0]
-        share = Share(
-            len(numbers), lambda m: self.fastest(key, m)[0], first.at_least_s, first.each_s
-        )
-        return _Class(tuple(numbers), key, share)
+    def _movable(self, key: Key, numbers: Sequence[int], depths: Depths | None) -> _Class:
+        rated = self.maps.rated(key[0], depths) if depths else self.maps.of(key[0], key[2])[0]
+
+        def seconds(micro_batches: int) -> float:
+            if depths:
+                return self._played_s(key, rated, micro_batches)
+            return self.fastest(key, micro_batches)[0]
+
+        share = Share(len(numbers), seconds, rated.at_least_s, rated.each_s)
+        return _Class(tuple(numbers), key, share, depths)
 
     def _assembled(
         self,
@@ -176,7 +194,8 @@ class Layouts:
             for number, micro_batches in zip(one.numbers, mine, strict=True):
                 replica = self._problem.base.replicas[number]
                 if one.key is not None:
-                    replica = self._replica(number, one.key, groups[number], micro_batches, limit_s)
+                    best = self._depths(number, one, micro_batches, limit_s)
+                    replica = self._replica(groups[number], best)
                 built[number] = (replica, micro_batches)
         order = sorted(built)
         return self._problem.current.next_version(
@@ -187,22 +206,24 @@ class Layouts:
             ),
         )
 
-    def _replica(
-        self, number: int, key: Key, own: Sequence[Group], micro_batches: int, limit_s: float
-    ) -> Replica:
-        """With the layers it had, unless others make the step shorter: nothing moves in vain."""
-        rated = self.fastest(key, max(1, micro_batches))[1]
+    def _depths(self, number: int, one: _Class, micro_batches: int, limit_s: float) -> Depths:
+        """The layers it had, unless others make the step shorter: nothing moves in vain."""
+        assert one.key is not None
+        if one.depths is not None:
+            return one.depths
+        sites, _, shards = one.key
         before = tuple(stage.depth for stage in self._problem.base.replicas[number].stages)
-        if len(before) == len(own) and all(
-            depth <= limit for depth, limit in zip(before, self.maps.limits(key[0]), strict=True)
-        ):
-            kept = self.maps.rated(key[0], before)
-            if not micro_batches or self._played_s(key, kept, micro_batches) <= limit_s:
-                rated = kept
+        if self.maps.fits(sites, before, shards):
+            kept = self.maps.rated(sites, before)
+            if not micro_batches or self._played_s(one.key, kept, micro_batches) <= limit_s:
+                return before
+        return self.fastest(one.key, max(1, micro_batches))[1].depths
+
+    def _replica(self, own: Sequence[Group], depths: Depths) -> Replica:
         return Replica(
             stages=tuple(
                 Stage(ranks=arranged(self._problem, group, layers), layers=layers)
-                for group, layers in zip(own, edges(rated.depths), strict=True)
+                for group, layers in zip(own, edges(depths), strict=True)
             )
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import comb
+from operator import le
 
 from resihp_ext.cost.model_shape import ModelShape
 from resihp_ext.scheduler.clock import Pair
@@ -85,23 +86,27 @@ class Maps:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._shards = len(problem.base.replicas)
-        self._known: dict[Sites, tuple[Rated, ...]] = {}
-        self._limits: dict[Sites, list[int]] = {}
+        self._known: dict[tuple[Sites, int], tuple[Rated, ...]] = {}
+        self._limits: dict[tuple[Sites, int], list[int]] = {}
         self._rated: dict[tuple[Sites, Depths], Rated] = {}
 
-    def of(self, sites: Sites) -> tuple[Rated, ...]:
-        """Maps that fit in memory; the one with the fastest bottleneck first."""
-        if sites not in self._known:
-            self._known[sites] = tuple(self._find(sites))
-        return self._known[sites]
+    def of(self, sites: Sites, shards: int) -> tuple[Rated, ...]:
+        """Maps that fit in memory; the one with the fastest bottleneck first.
+
+        Args:
+            shards: Replicas that share the optimizer's state, if the policy says so.
+        """
+        key = (sites, shards)
+        if key not in self._known:
+            self._known[key] = tuple(self._find(sites, shards))
+        return self._known[key]
 
     def complete(self, sites: Sites) -> bool:
         """Whether :meth:`of` gives all maps."""
         return comb(self._problem.shape.num_layers - 1, len(sites) - 1) <= FEW
 
-    def _find(self, sites: Sites) -> list[Rated]:
-        num_layers, limits = self._problem.shape.num_layers, self.limits(sites)
+    def _find(self, sites: Sites, shards: int) -> list[Rated]:
+        num_layers, limits = self._problem.shape.num_layers, self.limits(sites, shards)
         best = balanced(num_layers, lambda i, n: sum(self._pair(sites, i, n)), limits)
         if best is None:
             return []
@@ -110,20 +115,32 @@ class Maps:
         others = [depths for depths in compositions(num_layers, limits) if depths != best]
         return [self.rated(sites, depths) for depths in (best, *others)]
 
-    def limits(self, sites: Sites) -> list[int]:
+    def limits(self, sites: Sites, shards: int) -> list[int]:
         """Most layers of each stage."""
-        if sites not in self._limits:
-            self._limits[sites] = [
+        key = (sites, shards)
+        if key not in self._limits:
+            count, total = len(sites), self._problem.current.micro_batches
+            self._limits[key] = [
                 self._problem.most_layers(
-                    tp=site.tp, place=place, stages=len(sites), shards=self._shards
+                    tp=site.tp,
+                    place=place,
+                    stages=count,
+                    shards=shards,
+                    in_flight=min(count - place, total),
                 )
                 for place, site in enumerate(sites)
             ]
-        return self._limits[sites]
+        return self._limits[key]
 
-    def near(self, sites: Sites, depths: Depths) -> list[Rated]:
+    def fits(self, sites: Sites, depths: Depths, shards: int) -> bool:
+        """Whether a map is one of these stages and fits in memory."""
+        limits = self.limits(sites, shards)
+        return len(depths) == len(limits) and all(map(le, depths, limits))
+
+    def near(self, sites: Sites, depths: Depths, shards: int) -> list[Rated]:
         """Maps that differ by one layer."""
-        return [self.rated(sites, other) for other in neighbours_of(depths, self.limits(sites))]
+        limits = self.limits(sites, shards)
+        return [self.rated(sites, other) for other in neighbours_of(depths, limits)]
 
     def _pair(self, sites: Sites, place: int, depth: int) -> Pair:
         site = sites[place]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from resihp_ext.plan.action import END
-from resihp_ext.plan.plan import Instance, Plan, Replica, Route
+from resihp_ext.plan.plan import Device, Instance, Plan, Replica, Route, Stage
 from resihp_ext.scheduler.clock import Hop, StageTimes, chain_s, web_s
 from resihp_ext.scheduler.problem import Problem
 
@@ -121,29 +121,39 @@ class Predictor:
 
 
 class Ends:
-    """About the time of SYNC and STEP: both grow with the rank that holds most, and SYNC with the
-    part of the gradients that comes from others. Taken from the base plan."""
+    """About the time of SYNC and STEP: both grow with the rank that holds most. Taken from replicas
+    of one rank each, on which the whole model would lie; latencies become a little too short."""
 
-    def __init__(self, problem: Problem, predictor: Predictor) -> None:
-        base = problem.base
-        self._sync_s, self._step_s = predictor.ends_s(base)
-        self._replicas = len(base.replicas)
-        self._parameters = max(
-            problem.shape.rank_parameters(
-                depth=stage.depth,
-                tp=stage.tp,
-                first=stage.layers[0] == 0,
-                last=stage.layers[1] == base.num_layers,
-            )
-            for stage in {stage for one in base.replicas for stage in one.stages}
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        shape = problem.shape
+        self._whole = shape.rank_parameters(depth=shape.num_layers, tp=1, first=True, last=True)
+        self._seconds: dict[tuple[int, bool], float] = {}
+
+    def about_s(self, parameters: int, replicas: int, *, apart: bool) -> float:
+        """With so many elements on the rank that holds most.
+
+        Args:
+            apart: Whether owners of the same layers lie on different nodes.
+        """
+        key = (replicas, apart)
+        if key not in self._seconds:
+            self._seconds[key] = self._whole_s(replicas, apart)
+        return self._seconds[key] * parameters / self._whole
+
+    def _whole_s(self, replicas: int, apart: bool) -> float:
+        problem = self._problem
+        layers = (0, problem.shape.num_layers)
+        ranks = range(replicas)
+        plan = Plan(
+            version=0,
+            num_layers=problem.shape.num_layers,
+            devices=tuple(Device(rank=rank, node=rank if apart else 0) for rank in ranks),
+            replicas=tuple(Replica(stages=(Stage(ranks=(r,), layers=layers),)) for r in ranks),
+            routes=(),
         )
-
-    def about_s(self, parameters: int, replicas: int) -> float:
-        """With so many elements on the rank that holds most."""
-        sync_s = self._sync_s
-        if self._replicas > 1:
-            sync_s *= (replicas - 1) / replicas * self._replicas / (self._replicas - 1)
-        return (sync_s + self._step_s) * parameters / self._parameters
+        price = problem.cost.cost(plan, problem.shape, policy=problem.policy)
+        return sum(price(Instance(replica=0, stage=0), action) for action in END)
 
 
 def _split(routes: Sequence[Route]) -> tuple[dict[int, int], list[Route]]:

@@ -1,160 +1,255 @@
-"""All layouts of a small cluster, by what their groups look like, the most promising first.
+"""Layouts of a small cluster: all that a lower bound does not exclude.
 
-A layout is, for each replica, a number of stages and for each stage a degree and the least
-throughput of its devices; which devices these are follows. Nothing is left out but what cannot be
-better than what a lower bound says, and layouts beyond ``MOST``.
+A layout is, for each replica, a number of stages and for each stage a degree, the throughput of
+its slowest device and a node; which devices these are follows. The limit on the time of a step is
+raised little by little, and of every set of replicas that may be faster the time is taken, so that
+good layouts come first and soon exclude the rest.
 
 Imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import permutations, product
-from math import comb
+from math import comb, inf
 
-from resihp_ext.scheduler.maps import Maps, Site, Sites
+from resihp_ext.plan.plan import Plan
+from resihp_ext.scheduler.decision import Judge
+from resihp_ext.scheduler.layouts import Layouts
+from resihp_ext.scheduler.maps import Rated, Site
+from resihp_ext.scheduler.predict import Ends
 from resihp_ext.scheduler.problem import Problem
-from resihp_ext.scheduler.wants import Choice, Want, demand, supply
+from resihp_ext.scheduler.wants import ACROSS, Choice, Want, allocated
 
-MOST_VARIANTS = 2_000
-MOST = 60_000
-"""Layouts of all replicas together."""
+MOST = 40_000
+"""Layer maps of all possible replicas together beyond which nothing is searched."""
+RAISE = 1.02
+"""The limit grows by this factor."""
+VISITS = 500
+"""Most layouts that are timed."""
+STEPS = 100_000
+"""Most sets of replicas that are looked at under one limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One replica's stages."""
+@dataclass(frozen=True, eq=False)
+class Lineup:
+    """What one replica may be."""
 
     wants: tuple[Want, ...]
     needs: tuple[int, ...]
-    """Devices at each level of throughput."""
-    bounds_s: tuple[float, ...]
-    """``bounds_s[m]``: no layer map runs ``m`` micro-batches in less time."""
+    """At each throughput, in all and on each node, the devices that it takes."""
+    rated: tuple[Rated, ...]
+    bounds_s: dict[int, float] = field(default_factory=dict)
+
+    def at_least_s(self, micro_batches: int) -> float:
+        """No layer map runs so many in less time."""
+        if micro_batches not in self.bounds_s:
+            bounds = (one.at_least_s(micro_batches) for one in self.rated)
+            self.bounds_s[micro_batches] = min(bounds) if micro_batches else 0.0
+        return self.bounds_s[micro_batches]
+
+    def within(self, limit_s: float, most: int) -> int:
+        """How many micro-batches it may do in less time."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.at_least_s(middle) < limit_s else (low, middle - 1)
+        return low
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """A layout without devices."""
+class Whole:
+    """Search of a whole cluster."""
 
-    pipeline_s: float
-    """A bound, transfers left out, as long as micro-batches stay in their replicas."""
-    wishes: dict[int, tuple[Choice, ...]]
-    ends_s: float = 0.0
-    """About the time of SYNC and STEP."""
-    effort: float = 0.0
-    """About how many devices must take over something new."""
+    def __init__(self, problem: Problem, judge: Judge, layouts: Layouts) -> None:
+        self._problem, self._judge, self._layouts = problem, judge, layouts
+        self._ends = Ends(problem)
+        alive = problem.cluster.alive
+        self._alive = [device.rank for device in alive]
+        self._nodes = sorted({device.node for device in alive})
+        self._levels = sorted({device.p for device in alive}, reverse=True)
+        self._there = self._count([(one.p, one.node, 1) for one in alive])
+        self._replicas = len(problem.base.replicas)
+        self._total = problem.current.micro_batches
+        self._deepest = max(len(one.stages) for one in problem.base.replicas)
+        self._deepest = min(self._deepest, problem.shape.num_layers)
+        self._wants = self._all_wants()
+        self._visits = 0
 
-
-def sketches(problem: Problem, maps: Maps) -> list[Sketch] | None:
-    """All layouts, ascending by their bound; None if the cluster is not small."""
-    levels = sorted({device.p for device in problem.cluster.alive}, reverse=True)
-    there = supply(problem, [device.rank for device in problem.cluster.alive], levels)
-    variants = _variants(problem, maps, levels, there)
-    if variants is None:
-        return None
-    replicas = len(problem.base.replicas)
-    if sum(comb(len(variants) + n - 1, n) for n in range(1, replicas + 1)) > MOST:
-        return None
-    found = []
-    for chosen in _together(variants, replicas, there):
-        at_least_s = _shared_s(chosen, problem.current.micro_batches)
-        found.append(Sketch(at_least_s, _placed(problem, chosen)))
-    return sorted(found, key=lambda one: one.pipeline_s)
-
-
-def _variants(
-    problem: Problem, maps: Maps, levels: list[float], there: tuple[int, ...]
-) -> list[Variant] | None:
-    widest = Counter(device.node for device in problem.cluster.alive)
-    tps = problem.shape.valid_tps(min(there[-1], max(widest.values())))
-    wants = [
-        Want(tp, p) for p, count in zip(levels, there, strict=True) for tp in tps if tp <= count
-    ]
-    deepest = max(len(one.stages) for one in problem.base.replicas)
-    deepest = min(deepest, problem.shape.num_layers)
-    if sum(len(wants) ** n for n in range(1, deepest + 1)) > MOST_VARIANTS:
-        return None
-    found = []
-    for count in range(1, deepest + 1):
-        for chosen in product(wants, repeat=count):
-            needs = demand(chosen, levels)
-            if any(need > have for need, have in zip(needs, there, strict=True)):
-                continue
-            bounds_s = _bounds(problem, maps, chosen)
-            if bounds_s:
-                found.append(Variant(chosen, needs, bounds_s))
-    return found
-
-
-def _bounds(problem: Problem, maps: Maps, wants: tuple[Want, ...]) -> tuple[float, ...]:
-    sites: Sites = tuple(Site(one.tp, one.p, False) for one in wants)
-    rated = maps.of(sites)
-    if not rated:
-        return ()
-    return (
-        0.0,
-        *(
-            min(one.at_least_s(m) for one in rated)
-            for m in range(1, problem.current.micro_batches + 1)
-        ),
-    )
-
-
-def _together(
-    variants: list[Variant], replicas: int, there: tuple[int, ...]
-) -> Iterator[tuple[Variant, ...]]:
-    """Every set of one to ``replicas`` variants for which there are devices."""
-
-    def grow(
-        chosen: tuple[Variant, ...], start: int, left: tuple[int, ...]
-    ) -> Iterator[tuple[Variant, ...]]:
-        if chosen:
-            yield chosen
-        if len(chosen) == replicas:
+    def run(self) -> None:
+        """Offers what is found; nothing if there is too much to look at."""
+        if self._maps() > MOST:
             return
-        for index in range(start, len(variants)):
-            rest = tuple(a - b for a, b in zip(left, variants[index].needs, strict=True))
-            if min(rest) >= 0:
-                yield from grow((*chosen, variants[index]), index, rest)
+        lineups = list(self._lineups())
+        if not lineups:
+            return
+        each = -(-self._total // self._replicas)
+        limit_s = RAISE * min(one.at_least_s(each) for one in lineups)
+        seen: set[tuple[int, ...]] = set()
+        while self._visits < VISITS:
+            limit_s = min(limit_s, self._best_s())
+            new = [one for one in self._sets(lineups, limit_s) if one not in seen]
+            seen.update(new)
+            sets = [[lineups[index] for index in one] for one in new]
+            bounds = [self._shared_s(one) + self._ends_s(one) for one in sets]
+            for place in sorted(range(len(sets)), key=lambda place: (bounds[place], place)):
+                if bounds[place] >= self._best_s() or self._visits >= VISITS:
+                    break
+                self._visit(sets[place])
+            if limit_s >= self._best_s():
+                break
+            limit_s *= RAISE
 
-    return grow((), 0, there)
+    def _best_s(self) -> float:
+        best = self._judge.best()
+        return best.effective_s if best else inf
+
+    # What there is to choose from.
+
+    def _maps(self) -> int:
+        """At most so many layer maps of single replicas there are."""
+        num_layers, wants = self._problem.shape.num_layers, len(self._wants)
+        depths = range(1, self._deepest + 1)
+        return sum(int(wants**n) * comb(num_layers - 1, n - 1) for n in depths)
+
+    def _all_wants(self) -> list[Want]:
+        alive, base = self._problem.cluster.alive, self._problem.base
+        widest = max(sum(one.node == node for one in alive) for node in self._nodes)
+        largest = max(widest, *(stage.tp for one in base.replicas for stage in one.stages))
+        places = {(device.p, device.node) for device in alive}
+        if len(self._nodes) > 1:
+            places |= {(p, ACROSS) for p in self._levels}
+        wants = [
+            Want(tp, p, node)
+            for tp in self._problem.shape.valid_tps(largest)
+            for p, node in sorted(places)
+            if tp > 1 or node != ACROSS
+        ]
+        return [one for one in wants if _fits(self._needs([one]), self._there)]
+
+    def _needs(self, wants: Sequence[Want]) -> tuple[int, ...]:
+        return self._count([(one.p, one.node, one.tp) for one in wants])
+
+    def _count(self, items: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
+        return tuple(
+            sum(n for p, at, n in items if p >= level and node in (None, at))
+            for level in self._levels
+            for node in (None, *self._nodes)
+        )
+
+    def _lineups(self) -> Iterator[Lineup]:
+        """Every replica for which there are devices and memory."""
+        limit_s = self._best_s()
+        for count in range(1, self._deepest + 1):
+            for wants in product(self._wants, repeat=count):
+                needs = self._needs(wants)
+                if not _fits(needs, self._there):
+                    continue
+                sites = tuple(Site(one.tp, one.p, one.node == ACROSS) for one in wants)
+                maps = self._layouts.maps.of(sites, self._replicas)
+                rated = tuple(one for one in maps if one.at_least_s(1) < limit_s)
+                if rated:
+                    yield Lineup(wants, needs, rated)
+
+    # Sets of replicas.
+
+    def _sets(self, lineups: Sequence[Lineup], limit_s: float) -> list[tuple[int, ...]]:
+        """Replicas that may do all micro-batches within the limit."""
+        within = [(one.within(limit_s, self._total), index) for index, one in enumerate(lineups)]
+        order = sorted((-most, index) for most, index in within if most)
+        found: list[tuple[int, ...]] = []
+        steps = 0
+
+        def grow(chosen: tuple[int, ...], start: int, done: int, left: tuple[int, ...]) -> None:
+            nonlocal steps
+            for place in range(start, len(order)):
+                more, index = -order[place][0], order[place][1]
+                steps += 1
+                if done + more * (self._replicas - len(chosen)) < self._total or steps > STEPS:
+                    break
+                if not _fits(lineups[index].needs, left):
+                    continue
+                if done + more >= self._total:
+                    found.append((*chosen, index))
+                if len(chosen) + 1 < self._replicas:
+                    rest = tuple(a - b for a, b in zip(left, lineups[index].needs, strict=True))
+                    grow((*chosen, index), place, done + more, rest)
+
+        grow((), 0, 0, self._there)
+        return [tuple(sorted(chosen)) for chosen in found]
+
+    def _visit(self, chosen: Sequence[Lineup]) -> None:
+        self._visits += 1
+        groups = allocated(self._problem, self._placed(chosen), self._alive)
+        if groups is None:
+            return
+        self._offer(self._layouts.plan(groups))
+        if len(self._nodes) > 1 and len(chosen) > 1:
+            # With one layer map for all, owners of a layer may all be on one node.
+            ends_s = self._ends_s(chosen)
+            for rated in chosen[0].rated:
+                if self._layouts.timed_s(groups, rated.depths) + ends_s < self._best_s():
+                    self._offer(self._layouts.plan(groups, rated.depths))
+
+    def _offer(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self._judge.offer("joint", plan)
+
+    def _shared_s(self, chosen: Sequence[Lineup]) -> float:
+        """The best split by the bounds."""
+        counts = [0] * len(chosen)
+        for _ in range(self._total):
+            best = min(range(len(chosen)), key=lambda i: (chosen[i].at_least_s(counts[i] + 1), i))
+            counts[best] += 1
+        return max(one.at_least_s(n) for one, n in zip(chosen, counts, strict=True))
+
+    def _ends_s(self, chosen: Sequence[Lineup]) -> float:
+        """At least this long take SYNC and STEP."""
+        replicas = len(chosen)
+        parameters = max(min(rated.parameters for rated in one.rated) for one in chosen)
+        found = self._ends.about_s(parameters, replicas, apart=False)
+        # Whatever the layer maps, the first stages share the first layer, the last ones the last.
+        for end in (0, -1):
+            nodes = {one.wants[end].node for one in chosen}
+            if replicas > 1 and (len(nodes) > 1 or ACROSS in nodes):
+                parameters = max(self._end_parameters(one, end) for one in chosen)
+                found = max(found, self._ends.about_s(parameters, replicas, apart=True))
+        return found
+
+    def _end_parameters(self, one: Lineup, end: int) -> int:
+        """At least so many elements are on a rank of the first or the last stage."""
+        last = len(one.wants) - 1
+        return self._problem.shape.rank_parameters(
+            depth=min(rated.depths[end] for rated in one.rated),
+            tp=one.wants[end].tp,
+            first=end == 0 or not last,
+            last=end == -1 or not last,
+        )
+
+    def _placed(self, chosen: Sequence[Lineup]) -> dict[int, tuple[Choice, ...]]:
+        """Puts each replica where most of the devices that it wants are."""
+        base, p_of, node_of = self._problem.base, self._problem.p_of, self._problem.cluster.node_of
+
+        def suits(one: Lineup, number: int) -> int:
+            pairs = zip(one.wants, base.replicas[number].stages, strict=False)
+            return sum(
+                min(
+                    want.tp,
+                    sum(
+                        p_of[rank] >= want.p and want.node in (ACROSS, node_of[rank])
+                        for rank in stage.ranks
+                    ),
+                )
+                for want, stage in pairs
+            )
+
+        numbers = range(self._replicas)
+        orders = permutations(numbers, len(chosen)) if len(numbers) < 5 else [tuple(numbers)]
+        best = max(orders, key=lambda order: sum(map(suits, chosen, order)))
+        pairs = sorted(zip(best, chosen, strict=False), key=lambda pair: pair[0])
+        return {number: one.wants for number, one in pairs}
 
 
-def _shared_s(chosen: tuple[Variant, ...], micro_batches: int) -> float:
-    """The best split by the bounds."""
-    counts = [0] * len(chosen)
-    for _ in range(micro_batches):
-        best = min(range(len(chosen)), key=lambda i: (chosen[i].bounds_s[counts[i] + 1], i))
-        counts[best] += 1
-    return max(one.bounds_s[n] for one, n in zip(chosen, counts, strict=True))
-
-
-def _placed(problem: Problem, chosen: tuple[Variant, ...]) -> dict[int, tuple[Choice, ...]]:
-    """Gives each variant to the replica that has most of the devices it wants."""
-    numbers = range(len(problem.base.replicas))
-    own = [
-        [sorted((problem.p_of[rank] for rank in stage.ranks), reverse=True) for stage in one.stages]
-        for one in problem.base.replicas
-    ]
-
-    def suits(variant: Variant, number: int) -> int:
-        pairs = zip(variant.wants, own[number], strict=False)
-        return sum(min(want.tp, sum(p >= want.p for p in have)) for want, have in pairs)
-
-    if len(numbers) > 5:
-        # Too many orders to try them all: one by one.
-        free, found = list(numbers), {}
-        for variant in chosen:
-            best = max(free, key=lambda number: (suits(variant, number), -number))
-            free.remove(best)
-            found[best] = variant.wants
-        return dict(sorted(found.items()))
-    best_order = max(
-        permutations(numbers, len(chosen)),
-        key=lambda order: sum(map(suits, chosen, order)),
-    )
-    pairs = zip(best_order, chosen, strict=True)
-    return {number: variant.wants for number, variant in sorted(pairs, key=lambda x: x[0])}
+def _fits(needs: Sequence[int], there: Sequence[int]) -> bool:
+    return all(need <= have for need, have in zip(needs, there, strict=True))

@@ -19,7 +19,6 @@ from resihp_ext.scheduler.maps import Rated, Site, Sites
 from resihp_ext.scheduler.predict import Ends
 from resihp_ext.scheduler.prices import Group
 from resihp_ext.scheduler.problem import Problem
-from resihp_ext.scheduler.search_all import Sketch
 from resihp_ext.scheduler.shares import Share, estimated
 from resihp_ext.scheduler.wants import Choice, Want, demand, supply
 
@@ -29,6 +28,19 @@ VARIANTS = 48
 """Most ways that are looked at for one replica."""
 BEAM = 48
 """Most partial layouts that are carried from replica to replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A layout without devices."""
+
+    pipeline_s: float
+    """A bound, transfers left out, as long as micro-batches stay in their replicas."""
+    wishes: dict[int, tuple[Choice, ...]]
+    ends_s: float
+    """About the time of SYNC and STEP."""
+    effort: float
+    """About how many devices must take over something new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +73,10 @@ class NearSearch:
         problem: Problem,
         layouts: Layouts,
         damaged: Mapping[int, frozenset[int]],
-        ends: Ends,
     ) -> None:
         self._problem, self._layouts, self._damaged = problem, layouts, damaged
-        self._ends = ends
+        self._ends = Ends(problem)
+        self._shards = len(problem.base.replicas)
         self._touched = sorted(damaged)
         base = problem.base.replicas
         p_of = problem.p_of
@@ -77,6 +89,8 @@ class NearSearch:
         around = {r for number in damaged for r in base[number].ranks if p_of[r] > 0}
         self._levels = sorted({p_of[r] for r in {*around, *self.free}}, reverse=True)
         self._there = supply(problem, self.free, self._levels)
+        node_of = problem.cluster.node_of
+        self._apart = len({node_of[one.stages[0].ranks[0]] for one in base}) > 1
 
     def sketches(self) -> list[Sketch]:
         """The most promising layouts first."""
@@ -104,7 +118,7 @@ class NearSearch:
         rated = [one.rated for one in chosen if one.rated]
         most = max([self._layouts.fixed_parameters, *(one.parameters for one in rated)])
         untouched = len(self._problem.base.replicas) - len(self._touched)
-        return self._ends.about_s(most, untouched + len(rated))
+        return self._ends.about_s(most, untouched + len(rated), apart=self._apart)
 
     def freed(self, sketch: Sketch) -> list[int]:
         """Devices that a layout may hand out."""
@@ -144,7 +158,7 @@ class NearSearch:
         found = [_Variant((), tuple(-n for n in released), None, 0.0)]
         for choices in self._products(options):
             sites = self._sites(choices)
-            maps = self._layouts.maps.of(sites) if sites else ()
+            maps = self._layouts.maps.of(sites, self._shards) if sites else ()
             if maps:
                 effort = self._effort(number, choices)
                 found.append(_Variant(choices, demand(choices, self._levels), maps[0], effort))

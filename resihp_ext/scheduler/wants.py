@@ -5,12 +5,13 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from resihp_ext.scheduler.prices import Group
 from resihp_ext.scheduler.problem import Problem
+
+ANY, ACROSS = -1, -2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,6 +21,8 @@ class Want:
     tp: int
     p: float
     """Least throughput of each."""
+    node: int = ANY
+    """Where all of them are; or ``ANY``: on one node if possible; or ``ACROSS`` nodes."""
 
 
 Choice = Want | Group
@@ -42,15 +45,19 @@ def supply(problem: Problem, ranks: Collection[int], levels: Sequence[float]) ->
 
 def allocated(
     problem: Problem, wishes: Wishes, ranks: Collection[int]
-) -> dict[int, tuple[Group, ...]]:
+) -> dict[int, tuple[Group, ...]] | None:
     """Gives every wish its devices.
 
     The fastest wishes come first: whoever is served later is content with what is left. A group
-    stays within a node where that is possible, and prefers devices of its own stage, then of its
-    own replica.
+    prefers devices of its own stage, then of its own replica. Where a node is named, it leaves
+    faster devices than it needs to others.
 
     Args:
-        ranks: Live devices that are free, enough at each level.
+        ranks: Live devices that are free.
+
+    Returns:
+        Groups for each replica; None if devices are lacking, which may also be found where wishes
+        across nodes could have been served with more care.
     """
     homes = {
         rank: (number, place)
@@ -61,12 +68,14 @@ def allocated(
     left = set(ranks)
     found: dict[tuple[int, int], Group] = {}
     order = sorted(
-        ((-one.p, -one.tp, number, place) for number, place, one in _wants(wishes)),
+        _wants(wishes), key=lambda item: (item[2].node < 0, -item[2].p, -item[2].tp, item[:2])
     )
-    for p, tp, number, place in order:
-        able = [rank for rank in left if problem.p_of[rank] >= -p]
-        found[number, place] = _pick(problem, able, -tp, (number, place), homes)
-        left -= set(found[number, place])
+    for number, place, one in order:
+        group = _pick(problem, one, left, (number, place), homes)
+        if len(group) < one.tp:
+            return None
+        found[number, place] = group
+        left -= set(group)
     return {
         number: tuple(
             found[number, place] if isinstance(one, Want) else one
@@ -87,29 +96,33 @@ def _wants(wishes: Wishes) -> list[tuple[int, int, Want]]:
 
 def _pick(
     problem: Problem,
-    able: Collection[int],
-    tp: int,
+    want: Want,
+    left: Collection[int],
     at: tuple[int, int],
     homes: Mapping[int, tuple[int, int]],
 ) -> Group:
-    node_of, p_of = problem.cluster.node_of, problem.p_of
+    """Devices for one wish, fewer if there are no more."""
+    node_of, p_of, tp = problem.cluster.node_of, problem.p_of, want.tp
 
     def strange(rank: int) -> int:
         home = homes.get(rank)
         return 0 if home == at else 1 if home and home[0] == at[0] else 2
 
+    able = [rank for rank in left if p_of[rank] >= want.p]
+    if want.node >= 0:
+        there = [rank for rank in able if node_of[rank] == want.node]
+        return tuple(sorted(there, key=lambda rank: (p_of[rank], strange(rank), rank))[:tp])
     by_node: dict[int, list[int]] = {}
     for rank in sorted(able, key=lambda rank: (strange(rank), -p_of[rank], rank)):
         by_node.setdefault(node_of[rank], []).append(rank)
-    enough = {node: ranks[:tp] for node, ranks in by_node.items() if len(ranks) >= tp}
-    if enough:
+    enough = [node for node, ranks in by_node.items() if len(ranks) >= tp]
+
+    def far(node: int) -> int:
+        return sum(map(strange, by_node[node][:tp]))
+
+    if enough and want.node == ANY:
         # Of nodes that are equally near, the one with the fewest devices left to others.
-        return tuple(
-            min(
-                enough.items(),
-                key=lambda item: (sum(map(strange, item[1])), len(by_node[item[0]]), item[0]),
-            )[1]
-        )
-    near = Counter({node: -sum(map(strange, ranks[:tp])) for node, ranks in by_node.items()})
-    nodes = sorted(by_node, key=lambda node: (-len(by_node[node]), -near[node], node))
+        best = min(enough, key=lambda node: (far(node), len(by_node[node]), node))
+        return tuple(by_node[best][:tp])
+    nodes = sorted(by_node, key=lambda node: (-len(by_node[node]), far(node), node))
     return tuple([rank for node in nodes for rank in by_node[node]][:tp])
