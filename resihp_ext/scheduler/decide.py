@@ -32,6 +32,8 @@ def decide(problem: Problem, planner: str = "joint") -> Decision:
     """
     if planner not in PLANNERS:
         raise PlanError(f"planner {planner!r}: choose one of {', '.join(PLANNERS)}")
+    if not problem.cluster.alive:
+        raise no_plan(problem)
     judge = Judge(problem, Predictor(problem))
     PLANNERS[planner](problem, judge)
     won = judge.best()

@@ -18,6 +18,7 @@ from math import inf
 from resihp_ext.scheduler.decision import Judge
 from resihp_ext.scheduler.layouts import Groups, Layouts
 from resihp_ext.scheduler.problem import Problem
+from resihp_ext.scheduler.rebuild import rebuilt
 from resihp_ext.scheduler.search_all import Whole
 from resihp_ext.scheduler.search_near import NearSearch, damaged_places
 from resihp_ext.scheduler.wants import allocated
@@ -33,6 +34,8 @@ def search(problem: Problem, judge: Judge) -> None:
     _near(problem, judge)
     if len(problem.cluster.alive) <= SMALL:
         Whole(problem, judge, Layouts(problem, judge.predictor, ())).run()
+    if judge.best() is None:
+        rebuilt(problem, judge)
 
 
 def _near(problem: Problem, judge: Judge) -> None:

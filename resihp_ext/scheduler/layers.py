@@ -18,7 +18,8 @@ def repartitioned(depths: Depths, speeds: Sequence[float], limits: Sequence[int]
     """The paper's layer repartition: less for stages that lost speed.
 
     Each stage starts with ``floor(old * speed)``, at least 1; the layers left go, one by one, to
-    the stage with the fewest layers per unit of speed, of equal ones to the fastest.
+    the stage with the least load (layers per unit of speed, the new one counted), of equal ones to
+    the fastest.
 
     Args:
         depths: Layers of each stage before.
@@ -35,7 +36,7 @@ def repartitioned(depths: Depths, speeds: Sequence[float], limits: Sequence[int]
         room = [index for index, limit in enumerate(limits) if found[index] < limit]
         if not room:
             return None
-        least = min(room, key=lambda i: (round(found[i] / speeds[i], 9), -speeds[i], i))
+        least = min(room, key=lambda i: (round((found[i] + 1) / speeds[i], 9), -speeds[i], i))
         found[least] += 1
     if any(depth > limit for depth, limit in zip(found, limits, strict=True)):
         return None

@@ -1,8 +1,9 @@
 """How much state each rank lacks after a change of plans, and the order of ranks that lacks least.
 
 A rank holds a run of layers and, of every matrix, one of ``tp`` equal parts. What it lacks is its
-new part less the overlap with its old one. For the matrices this is what the slabs say, too; a test
-compares.
+new part less the overlap with its old one. Without a sharded optimizer this is what the slabs say,
+too; a test compares. With one, where shares lie is not looked at: each element counts with its part
+of the optimizer's state.
 
 Imports neither torch nor Megatron.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.plan.plan import Plan, Stage
 from resihp_ext.scheduler.held import Held
 from resihp_ext.scheduler.problem import Problem
@@ -41,12 +43,23 @@ def _lacking(problem: Problem, old: Held | None, new: Held, shards: int) -> int:
     each = shape.rank_parameters(depth=1, tp=tp, first=False, last=False)
     # Of kept layers and matrices everything is in place but what the old part does not cover.
     missing = 1 / tp - _overlap(old.part, new.part) if old else 1 / tp
-    elements = (high - low - kept) * each + kept * missing * shape.layer_matrix_parameters
+    cut = shape.layer_matrix_parameters + (shape.qkv_size if shape.qkv_bias else 0)
+    elements = (high - low - kept) * each + kept * missing * cut
     for ends, had in _vocabularies(old.stage if old else None, new.stage, whole, shape.tied):
         if ends:
             elements += shape.embedding_parameters * (missing if had else 1 / tp)
+    if high == whole and (old is None or old.stage.layers[1] < whole):
+        # The norm before the output layer.
+        elements += shape.hidden_size
+    return round(elements * _element_bytes(policy, shards))
+
+
+def _element_bytes(policy: MemoryPolicy, shards: int) -> float:
+    """What moves of an element; weights are made from masters where a rank has all of these."""
     optimizer = policy.master_bytes + 2 * policy.moment_bytes
-    return round(elements * (policy.param_bytes + optimizer / (shards if policy.sharded else 1)))
+    if policy.sharded:
+        return policy.param_bytes + optimizer / shards
+    return optimizer if policy.master_bytes else policy.param_bytes + optimizer
 
 
 def _vocabularies(
