@@ -172,7 +172,7 @@ def vars_of(plan: Any) -> dict[str, Any]:
 
 
 def test_a_dead_standby_stops_nothing() -> None:
-    found = small(nodes="3", dead=["20"])
+    found = small(nodes="3", dead=["20"], planner="progressive")
     assert found.nothing.dead == ()
     assert found.nothing.iteration_s == found.before.iteration_s
     assert found.stays
@@ -198,7 +198,7 @@ def drawn(found: Answer, width: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("width", [40, 60, 100, 200])
 def test_a_picture_fits_and_loses_nothing(width: int) -> None:
-    found = small(dead=["5"])
+    found = small(dead=["5"], planner="progressive")
     shown, tables = drawn(found, width)
     assert (tables == 1) == (width >= 100)
     assert max(map(len, shown.splitlines())) <= width
