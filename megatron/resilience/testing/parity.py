@@ -135,7 +135,8 @@ def _weight_diff(found: Weights, expected: Weights) -> float:
 
 
 def _median_rel_diff(found: Sequence[float], expected: Sequence[float]) -> float:
-    return median(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    differences = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    return math.inf if any(map(math.isnan, differences)) else median(differences)
 
 
 def _rms_diff(found: Weights, expected: Weights) -> float:

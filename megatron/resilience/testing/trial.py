@@ -172,18 +172,18 @@ def disagreements(pieces: Sequence[Sequence[Slice]], weights: Weights) -> int:
 
 
 def max_rel_diff(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Largest relative difference of two equally long series.
+    """Largest relative difference of two equally long series; infinity where there is NaN.
 
     Raises:
         ValueError: different lengths, or nothing to compare.
     """
     if len(found) != len(expected) or not expected:
         raise ValueError(f"cannot compare {len(found)} steps with {len(expected)}")
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    return _largest([abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)])
 
 
 def max_weight_diff(found: Weights, expected: Weights) -> float:
-    """Largest absolute difference of any logical element.
+    """Largest absolute difference of any logical element; infinity where there is NaN.
 
     Raises:
         ValueError: the two do not hold the same tensors.
@@ -193,4 +193,9 @@ def max_weight_diff(found: Weights, expected: Weights) -> float:
     for name, whole in found.items():
         if whole.shape != expected[name].shape:
             raise ValueError(f"{name}: shape {whole.shape} instead of {expected[name].shape}")
-    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
+    return _largest([float(np.abs(found[name] - expected[name]).max()) for name in expected])
+
+
+def _largest(values: Sequence[float]) -> float:
+    # Python's max passes over NaN, here and wherever the result goes.
+    return math.inf if any(map(math.isnan, values)) else max(values)
