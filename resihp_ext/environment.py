@@ -8,7 +8,8 @@ reported as one line that names the variable.
 Promise: pure (the mapping is passed in), imports neither torch nor Megatron.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -117,3 +118,18 @@ def _require_index(name: str, value: int, size_name: str, size: int) -> None:
             f"environment: {name}={value} is outside 0..{size - 1} ({size_name}={size}); "
             "start the job with resihp-run"
         )
+
+
+@contextmanager
+def world_of(environ: MutableMapping[str, str], world_size: int | None) -> Iterator[None]:
+    """Lets code that reads ``WORLD_SIZE`` itself see another size; None changes nothing."""
+    before = environ.get("WORLD_SIZE")
+    if world_size is not None:
+        environ["WORLD_SIZE"] = str(world_size)
+    try:
+        yield
+    finally:
+        if before is not None:
+            environ["WORLD_SIZE"] = before
+        elif world_size is not None:
+            environ.pop("WORLD_SIZE")

@@ -16,6 +16,7 @@ from torch import distributed as dist
 from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.profile.model import build, packed
 from megatron.resilience.profile.request import Mix, Request, Times
+from resihp_ext.environment import RankEnvironment
 
 WARM_UP_ROUNDS = 2
 MIN_ROUNDS = 3
@@ -92,7 +93,7 @@ def _rank(request: Request) -> Iterator[torch.device]:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if request.kind == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", RankEnvironment.from_environ(os.environ).local_rank)
         torch.cuda.set_device(device)
     patches = PatchSet()
     patches.apply_for(request.kind)

@@ -21,6 +21,7 @@ from megatron.resilience.executor import manifest, runtime
 from megatron.resilience.executor.buffers import MASTER, DomainBuffer
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Step
+from resihp_ext.environment import RankEnvironment
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.plan import Device, Plan, Replica, Stage
 from resihp_ext.plan.timetable import straight_routes
@@ -141,7 +142,11 @@ def one_owner_off_by_a_bit() -> None:
 
     def make(original: Any) -> Any:
         def written(buffer: DomainBuffer) -> None:
-            if os.environ["RANK"] == "0" and len(buffer.domain.owners) > 1 and not chosen:
+            if (
+                RankEnvironment.from_environ(os.environ).rank == 0
+                and len(buffer.domain.owners) > 1
+                and not chosen
+            ):
                 chosen.append(buffer)
             if buffer in chosen:
                 _, weights = next(buffer.entries(MASTER))

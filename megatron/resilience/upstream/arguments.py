@@ -18,6 +18,7 @@ from megatron.training.argument_utils import (
     pretrain_cfg_container_from_args,
 )
 
+from resihp_ext.environment import world_of
 from resihp_ext.errors import UserError
 
 _VOCABULARY_MULTIPLE = 384
@@ -48,7 +49,7 @@ def parse(
 
     with (
         _command_line(_with_worker(argv)),
-        _world_size(world_size),
+        world_of(os.environ, world_size),
         user_errors("command line"),
     ):
         args = upstream_arguments.parse_and_validate_args(extra_args_provider=provide)
@@ -135,21 +136,6 @@ def _vocabulary(args: argparse.Namespace) -> int:
     from megatron.training import get_tokenizer
 
     return int(get_tokenizer().vocab_size)
-
-
-@contextmanager
-def _world_size(world_size: int | None) -> Iterator[None]:
-    """Megatron reads ``WORLD_SIZE`` and divides it by the degrees it is given."""
-    before = os.environ.get("WORLD_SIZE")
-    if world_size is not None:
-        os.environ["WORLD_SIZE"] = str(world_size)
-    try:
-        yield
-    finally:
-        if world_size is not None:
-            os.environ.pop("WORLD_SIZE")
-            if before is not None:
-                os.environ["WORLD_SIZE"] = before
 
 
 @contextmanager
