@@ -114,19 +114,8 @@ def test_a_norm_that_counts_once_per_rank_is_not_seen_in_the_loss(
     assert reference.verdict(trial).broken == ["rel_diff_grad_norm", "weight_diff_ratio"]
 
 
-AVERAGES_BATCHES = pytest.mark.xfail(
-    strict=True, reason="batches of an evaluation count equally, whatever their tokens"
-)
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "packed",
-    [
-        pytest.param(False, id="running text"),
-        pytest.param(True, id="packed", marks=AVERAGES_BATCHES),
-    ],
-)
+@pytest.mark.parametrize("packed", [False, True], ids=["running text", "packed"])
 def test_validation_loss_is_that_of_one_process(
     words: list[str], packed: bool, tmp_path: Path
 ) -> None:

@@ -199,7 +199,7 @@ class Executor:
             self._reduce_gradients(float(totals[0]) if config.calculate_per_token_loss else None)
         if timers is not None:
             timers("forward-backward").stop()
-        return [self._report(totals)]
+        return [self._report(totals, forward_only)]
 
     def _refresh(self, forward_only: bool) -> None:
         """Before the first step: whatever was loaded into the modules is what is trained."""
@@ -251,11 +251,12 @@ class Executor:
         dist.all_reduce(sums)
         return sums
 
-    def _report(self, totals: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {
-            key: (totals[1 + 2 * k] / totals[2 + 2 * k].clamp(min=1)).float()
-            for k, key in enumerate(LOSSES)
-        }
+    def _report(self, totals: torch.Tensor, forward_only: bool) -> dict[str, torch.Tensor]:
+        """Means of a training step; of an evaluation sum and tokens, which upstream adds up."""
+        pairs = {key: totals[1 + 2 * k : 3 + 2 * k] for k, key in enumerate(LOSSES)}
+        if forward_only:
+            return {key: pair.float() for key, pair in pairs.items()}
+        return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, pair in pairs.items()}
 
     def _reduce_gradients(self, tokens: float | None) -> None:
         """Sums every domain over its owners, in the one order that all ranks follow."""
