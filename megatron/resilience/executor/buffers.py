@@ -70,7 +70,8 @@ class DomainBuffer:
         self.own = sum(slab.elements for slab in keepers.own.get(rank, ()))
         elements = sum(slab.elements for slab in self.kept)
         self.state = {
-            kind: torch.zeros(elements, dtype=torch.float32, device=device)
+            # Zeros that are written, or else the system hands out pages while state moves here.
+            kind: torch.empty(elements, dtype=torch.float32, device=device).zero_()
             for kind in (MASTER, *kinds)
         }
         self._pieces = pieces

@@ -19,6 +19,7 @@ from megatron.resilience.executor.needs import Needs, kinds_that_travel
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
+from megatron.resilience.upstream.ddp import let_go
 from megatron.resilience.upstream.process_groups import install, reseat
 from resihp_ext.plan.plan import Plan
 
@@ -76,10 +77,11 @@ class Change:
             self._modules(factory, seat, rebuild)
         with phase("layout"):
             made += self._layout()
-        moved = self._move(old)
+        moved, moving = self._move(old)
         del old
         with phase("verify"):
-            self._refuse(moved.damaged)
+            self._refuse(moving.damaged())
+            del moving
             self._verify(before, self._digests(self._held()))
         with phase("release"):
             ended = executor.pool.keep(executor.wanted_groups())
@@ -105,6 +107,8 @@ class Change:
             own_memory(self._models)
             return
         told = get_model_config(self._models[0])
+        for model in self._models:
+            let_go(model)
         if self._executor.redundancy == "replicated":
             # The new weights come from masters: the old modules are of no use any more.
             self._models.clear()
@@ -121,7 +125,7 @@ class Change:
             mine.update({key: value for key, value in theirs.items() if key != "params"})
         return made
 
-    def _move(self, old: Held) -> Moved:
+    def _move(self, old: Held) -> tuple[Moved, move.Move]:
         phase, executor = self._phases, self._executor
         kinds = kinds_that_travel(self._state_kinds[1:], half=self._half)
         new = self._held()
@@ -129,6 +133,13 @@ class Change:
             needs = Needs(old.layout, new.layout, kinds)
             todo = move.messages(needs.transfers(), kinds)
             stores = transition.Stores.of(old, new, kinds)
+            moving = move.Move(
+                todo,
+                rank=executor.seat.rank,
+                sources=stores.sources,
+                targets=stores.targets,
+                device=executor.device,
+            )
         with torch.no_grad():
             with phase("keep"):
                 stores.keep()
@@ -136,21 +147,15 @@ class Change:
                 # Otherwise the move would seem to take as long as the slowest rank's way to it.
                 dist.barrier()
             with phase("move"):
-                damaged = move.run(
-                    todo,
-                    rank=executor.seat.rank,
-                    sources=stores.sources,
-                    targets=stores.targets,
-                    device=executor.device,
-                )
+                moving.run()
             with phase("weights"):
                 stores.derive()
-        return Moved(
+        moved = Moved(
             bytes=sum(message.bytes for message in todo),
             lower_bound_bytes=needs.lower_bound_bytes(),
             messages=len(todo),
-            damaged=tuple(damaged),
         )
+        return moved, moving
 
     def _refuse(self, damaged: Sequence[str]) -> None:
         """Stops all ranks if anything arrived damaged at one of them."""

@@ -1,18 +1,16 @@
 """Moves state between ranks after a change of layout: what is lacking, once, and checked.
 
 Transfers of a pair travel as messages of bounded size. A large slab goes straight from where it
-lies to where it belongs if it lies there in one piece; the rest is packed. While a message travels,
-the sender sums up what it sent, the receiver what came before; the checksums of a pair follow at
-the end.
+lies to where it belongs if it lies there in one piece; the rest is packed. Afterwards both ends sum
+up what has travelled, packed slabs already on their way, and compare.
 
-All messages have one global order, and every rank works through its own in that order, with a few
-begun at a time: the earliest that is not finished has both its ends begun, so nothing waits in a
-circle.
+All messages have one global order. What needs no buffer is begun at once, the rest in that order as
+long as there are buffers: the earliest that is not finished has both its ends begun, so nothing
+waits in a circle.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +23,13 @@ from megatron.resilience.executor.store import Store
 from resihp_ext.state.slab import Slab
 from resihp_ext.state.transfer import Transfer
 
-_MESSAGE_BYTES = 4 << 20
+_MESSAGE_BYTES = 8 << 20
 _ALONE_BYTES = 1 << 18
 """From this size on a slab is a message of its own, so that it need not be packed."""
-_WINDOW = 8
-"""Messages begun at a time, in either direction: bounds the memory of packed ones."""
+_PACKED_BYTES = 1 << 20
+"""Most that is packed into a message of several slabs: it stays in a processor's cache."""
+_BUFFER_BYTES = 32 << 20
+"""Packed messages that are on their way at a time: bounds the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,13 @@ def messages(
 
 
 def _cut(slab: Slab, dtype: torch.dtype) -> Iterator[Slab]:
-    """Parts of a slab small enough for a message: cut along its first axis that can be cut, so that
-    parts of what lies in one piece do so as well."""
-    if slab.elements * dtype.itemsize <= _MESSAGE_BYTES:
+    """Parts of a slab that are small enough for a message, and lie in one piece if it does.
+
+    Layers lie apart, though checkpoints stack the matrices of all layers; everything else is cut
+    along its first axis that can be cut.
+    """
+    layers = len(slab.shape) > 2 and slab.shape[0] > 1
+    if slab.elements * dtype.itemsize <= _MESSAGE_BYTES and not layers:
         yield slab
         return
     axis = next(axis for axis, size in enumerate(slab.shape) if size > 1)
@@ -101,7 +105,7 @@ def _packed(items: Sequence[Item]) -> Iterator[list[Item]]:
         if item.bytes >= _ALONE_BYTES:
             yield [item]
             continue
-        if group and size + item.bytes > _MESSAGE_BYTES:
+        if group and size + item.bytes > _PACKED_BYTES:
             yield group
             group, size = [], 0
         group.append(item)
@@ -110,155 +114,158 @@ def _packed(items: Sequence[Item]) -> Iterator[list[Item]]:
         yield group
 
 
-def run(
-    todo: Sequence[Message],
-    *,
-    rank: int,
-    sources: Mapping[str, Store],
-    targets: Mapping[str, Store],
-    device: torch.device,
-) -> list[str]:
-    """Sends and receives this rank's messages.
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A message of this rank."""
 
-    Returns:
-        What arrived with another checksum than it was sent with, in words.
-    """
-    mover = _Mover(rank, sources, targets, device)
-    for number, message in enumerate(todo):
-        if message.source == rank:
-            mover.send(number, message)
-        elif message.destination == rank:
-            mover.receive(number, message)
-    mover.finish_all()
-    return mover.damaged(len(todo))
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A message on its way."""
-
+    number: int
+    """Among the messages of all ranks."""
     message: Message
-    work: Any
-    values: list[torch.Tensor]
-    """Of each item, flat."""
-    buffer: torch.Tensor | None
-    """What they are parts of, for a message that does not go straight from or to its place."""
+    place: torch.Tensor | None
+    """Where its only slab lies in one piece here, flat; otherwise it is packed."""
+    buffer: torch.Tensor | None = None
+    """Where it is packed, while it is on its way."""
+    work: Any = None
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """Of each item, flat."""
+        if self.place is not None:
+            return [self.place]
+        assert self.buffer is not None
+        found, at = [], 0
+        for item in self.message.items:
+            found.append(self.buffer[at : at + item.bytes].view(item.dtype))
+            at += item.bytes
+        return found
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """What travels, as bytes: both ends need not agree on where it lies."""
+        if self.place is not None:
+            return self.place.view(torch.uint8)
+        assert self.buffer is not None
+        return self.buffer[: self.message.bytes]
 
 
-class _Mover:
+class Move:
     """One rank's side of a move."""
 
     def __init__(
         self,
+        todo: Sequence[Message],
+        *,
         rank: int,
         sources: Mapping[str, Store],
         targets: Mapping[str, Store],
         device: torch.device,
     ) -> None:
+        """Looks where everything lies.
+
+        Args:
+            todo: Messages of all ranks.
+        """
+        self.todo = todo
         self._rank = rank
         self._sources = sources
         self._targets = targets
         self._device = device
-        self._begun: deque[_Begun] = deque()
-        self._buffers: list[torch.Tensor] = []
-        self._sums: dict[tuple[int, int], list[tuple[Item, int]]] = {}
+        self._parts = [
+            _Part(number, message, self._place(message))
+            for number, message in enumerate(todo)
+            if rank in (message.source, message.destination)
+        ]
+        if dist.get_backend() == "gloo":
+            # Its messages find each other by tags; with NCCL both ends need the same order, and
+            # what needs no buffer here may need one there.
+            self._parts.sort(key=lambda part: part.place is None)
+        self._begun: dict[_Part, None] = {}
+        """In the order of their beginning."""
+        self._free = self._buffers()
+        self._sums: dict[_Part, list[int]] = {}
 
-    def send(self, number: int, message: Message) -> None:
-        """Begins to send a message."""
-        one = self._prepared(message, self._sources)
-        if one.buffer is not None:
-            for item, values in zip(message.items, one.values, strict=True):
-                self._sources[item.kind].read(item.slab, values)
-        one.work = dist.isend(self._whole(one), message.destination, tag=number)
-        self._begun.append(one)
-        self._sum_up(one)
+    def _buffers(self) -> list[torch.Tensor]:
+        """Memory for packed messages, each as large as the largest."""
+        sizes = [part.message.bytes for part in self._parts if part.place is None]
+        size = max(sizes, default=1)
+        count = min(len(sizes), max(_BUFFER_BYTES // size, 1))
+        # Written once, so that the system need not hand out pages during the move.
+        memory = torch.empty(count * size, dtype=torch.uint8, device=self._device).zero_()
+        return list(memory.view(count, size))
 
-    def receive(self, number: int, message: Message) -> None:
-        """Begins to receive a message."""
-        one = self._prepared(message, self._targets)
-        one.work = dist.irecv(self._whole(one), message.source, tag=number)
-        self._begun.append(one)
-
-    def finish_all(self) -> None:
-        """Waits for everything that is begun."""
+    def run(self) -> None:
+        """Sends and receives everything; collective over all ranks with messages."""
+        for part in self._parts:
+            self._begin(part)
         while self._begun:
-            self._finish()
+            self._finish(next(iter(self._begun)))
 
-    def damaged(self, count: int) -> list[str]:
+    def _place(self, message: Message) -> torch.Tensor | None:
+        if len(message.items) > 1:
+            return None
+        stores = self._sources if message.source == self._rank else self._targets
+        return stores[message.items[0].kind].flat(message.items[0].slab)
+
+    def _begin(self, part: _Part) -> None:
+        if part.place is None:
+            if not self._free:
+                self._finish(next(one for one in self._begun if one.buffer is not None))
+            part.buffer = self._free.pop()
+        self._begun[part] = None
+        if part.message.destination == self._rank:
+            part.work = dist.irecv(part.whole, part.message.source, tag=part.number)
+            return
+        if part.place is None:
+            for item, values in zip(part.message.items, part.values, strict=True):
+                self._sources[item.kind].read(item.slab, values)
+        part.work = dist.isend(part.whole, part.message.destination, tag=part.number)
+
+    def _sum_up(self, part: _Part) -> None:
+        self._sums[part] = [_signed(checksum(values)) for values in part.values]
+
+    def _finish(self, part: _Part) -> None:
+        part.work.wait()
+        del self._begun[part]
+        if part.buffer is not None:
+            self._sum_up(part)
+            if part.message.destination == self._rank:
+                for item, values in zip(part.message.items, part.values, strict=True):
+                    self._targets[item.kind].write(item.slab, values)
+            self._free.append(part.buffer)
+            part.buffer = None
+
+    def damaged(self) -> list[str]:
         """Exchanges checksums with all that this rank has exchanged state with, and compares.
 
-        Args:
-            count: Messages of all ranks.
+        Returns:
+            What arrived with another checksum than it was sent with, in words.
         """
-        pairs = sorted(self._sums)
-        works: list[Any] = []
-        told = []
-        for pair in pairs:
-            sums = torch.tensor(
-                [_signed(one) for _, one in self._sums[pair]], dtype=torch.int64
-            ).to(self._device)
-            sending = pair[0] == self._rank
-            told.append(sums if sending else torch.empty_like(sums))
-            works.append(
-                dist.isend(told[-1], pair[1], tag=count)
-                if sending
-                else dist.irecv(told[-1], pair[0], tag=count)
-            )
+        pairs: dict[tuple[int, int], list[_Part]] = {}
+        for part in sorted(self._parts, key=lambda part: part.number):
+            if part.place is not None:
+                self._sum_up(part)
+            pairs.setdefault((part.message.source, part.message.destination), []).append(part)
+        begun: list[tuple[list[_Part], list[int], torch.Tensor, Any]] = []
+        for (source, destination), parts in sorted(pairs.items(), key=lambda pair: pair[0]):
+            mine = [one for part in parts for one in self._sums[part]]
+            told = torch.tensor(mine, dtype=torch.int64).to(self._device)
+            tag = len(self.todo)
+            if source == self._rank:
+                work: Any = dist.isend(told, destination, tag=tag)
+            else:
+                work = dist.irecv(told, source, tag=tag)
+            begun.append((parts, mine, told, work))
         found = []
-        for pair, work, sums in zip(pairs, works, told, strict=True):
+        for parts, mine, told, work in begun:
             work.wait()
-            for (item, mine), theirs in zip(self._sums[pair], sums.tolist(), strict=True):
-                if _signed(mine) != theirs:
+            items = [(part.message, item) for part in parts for item in part.message.items]
+            for (message, item), here, there in zip(items, mine, told.tolist(), strict=True):
+                if here != there:
                     found.append(
-                        f"{item.kind} of {item.slab} from rank {pair[0]} to rank {pair[1]} "
-                        "arrived with another checksum than it was sent with"
+                        f"{item.kind} of {item.slab} from rank {message.source} to rank "
+                        f"{message.destination} arrived with another checksum than it was sent with"
                     )
         return found
-
-    def _prepared(self, message: Message, stores: Mapping[str, Store]) -> _Begun:
-        """Where the values of a message are or will be."""
-        if len(self._begun) >= _WINDOW:
-            self._finish()
-        first = message.items[0]
-        place = stores[first.kind].flat(first.slab) if len(message.items) == 1 else None
-        if place is not None:
-            return _Begun(message, None, [place], None)
-        buffer = (
-            self._buffers.pop()
-            if self._buffers
-            else torch.empty(_MESSAGE_BYTES, dtype=torch.uint8, device=self._device)
-        )
-        values, at = [], 0
-        for item in message.items:
-            values.append(buffer[at : at + item.bytes].view(item.dtype))
-            at += item.bytes
-        return _Begun(message, None, values, buffer)
-
-    @staticmethod
-    def _whole(one: _Begun) -> torch.Tensor:
-        """What travels, as bytes: both ends need not agree on where it lies."""
-        if one.buffer is None:
-            return one.values[0].view(torch.uint8)
-        return one.buffer[: one.message.bytes]
-
-    def _finish(self) -> None:
-        one = self._begun.popleft()
-        one.work.wait()
-        if one.message.destination == self._rank:
-            self._sum_up(one)
-            if one.buffer is not None:
-                for item, values in zip(one.message.items, one.values, strict=True):
-                    self._targets[item.kind].write(item.slab, values)
-        if one.buffer is not None:
-            self._buffers.append(one.buffer)
-
-    def _sum_up(self, one: _Begun) -> None:
-        pair = one.message.source, one.message.destination
-        sums = self._sums.setdefault(pair, [])
-        sums += [
-            (item, checksum(values))
-            for item, values in zip(one.message.items, one.values, strict=True)
-        ]
 
 
 def _signed(unsigned: int) -> int:

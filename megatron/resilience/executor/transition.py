@@ -63,8 +63,6 @@ class Moved:
     lower_bound_bytes: int
     """What ranks need and lacked."""
     messages: int
-    damaged: tuple[str, ...]
-    """What arrived at this rank other than it was sent, in words."""
 
 
 def agree(plan: Plan, device: torch.device) -> None:

@@ -6,19 +6,20 @@ transition in ``folder``.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron.resilience.executor import move
 from megatron.resilience.executor.driver import TimetableDriver
+from megatron.resilience.executor.move import Move
 from megatron.resilience.testing.state import Board, lacking_bytes, parts_of, stepped
 
 Pairs = list[tuple[int, int, int]]
@@ -33,17 +34,21 @@ def watch(folder: Path, *, raw: bool = False) -> None:
         raw: Whether to send the same messages once more afterwards, without anything around them.
     """
     watcher = _Watcher(folder, raw)
-    change, run = TimetableDriver.__call__, move.run
+    change, run = TimetableDriver.__call__, Move.run
 
     def called(driver: TimetableDriver, models: list[torch.nn.Module]) -> None:
         watcher.around(driver, models, lambda: change(driver, models))
 
-    def moved(todo: Sequence[move.Message], **options: Any) -> Any:
-        watcher.messages = [(one.source, one.destination, one.bytes) for one in todo]
-        return run(todo, **options)
+    def moved(moving: Move) -> None:
+        watcher.messages = [(one.source, one.destination, one.bytes) for one in moving.todo]
+        started = time.process_time()
+        run(moving)
+        # Ranks that are ready would slow down the others with what they do next.
+        dist.barrier()
+        watcher.move_cpu_s = time.process_time() - started
 
     TimetableDriver.__call__ = called  # type: ignore[method-assign,assignment]
-    move.run = moved
+    Move.run = moved  # type: ignore[method-assign,assignment]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -57,6 +62,7 @@ class _Watcher:
         self._raw = raw
         self._record: dict[str, Any] | None = None
         self.messages: Pairs = []
+        self.move_cpu_s = 0.0
 
     def around(
         self, driver: TimetableDriver, models: list[torch.nn.Module], change: Callable[[], None]
@@ -96,7 +102,10 @@ class _Watcher:
         }
         del parts
         if self._raw:
+            started = time.process_time()
             self._record["raw_s"] = _most(raw_copy(self.messages))
+            self._record["raw_cpu_s"] = _reduced(time.process_time() - started, dist.ReduceOp.SUM)
+            self._record["move_cpu_s"] = _reduced(self.move_cpu_s, dist.ReduceOp.SUM)
 
     def _close_record(self) -> None:
         """A record is finished a step later, when whatever the step makes anew is there."""
@@ -142,15 +151,27 @@ def raw_copy(messages: Pairs) -> float:
 
 
 def resources() -> dict[str, int]:
-    """What this process holds on to."""
+    """What this process holds on to.
+
+    Resident memory is counted twice: as it is, and after the C library has handed back what it
+    keeps of freed memory, which is a matter of its own and not held by anything.
+    """
     world = torch.distributed.distributed_c10d._world
     return {
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
         "python_threads": threading.active_count(),
         "groups": len(world.pg_map),
-        "rss_bytes": _status_bytes("VmRSS"),
+        "untrimmed_bytes": resident_bytes(),
+        "rss_bytes": resident_bytes(trim=True),
     }
+
+
+def resident_bytes(*, trim: bool = False) -> int:
+    """Memory of this process alone; files that ranks share are nobody's in particular."""
+    if trim:
+        ctypes.CDLL(None).malloc_trim(0)
+    return _status_bytes("VmRSS") - _status_bytes("RssShmem")
 
 
 def _status_bytes(name: str) -> int:

@@ -20,3 +20,13 @@ def free_gradients(model: torch.nn.Module, elsewhere: Collection[int]) -> None:
         buffer.grad_data = nothing
         for bucket in buffer.buckets:
             bucket.grad_data = nothing
+
+
+def let_go(model: torch.nn.Module) -> None:
+    """Empties a wrapped model chunk that is not trained any more.
+
+    Loop variables of ``train`` and ``train_step`` refer to a wrapper as long as they run, and its
+    hooks on gradient accumulators refer to it in a circle through C++ that the garbage collector
+    does not see. Without this, groups and weights of earlier layouts would stay.
+    """
+    vars(model).clear()
