@@ -10,11 +10,14 @@ bit, with what it was before. Keys with ``--json``:
 
 * ``bitwise_equal``;
 * ``moved_over_lower_bound``: bytes sent, over those that ranks lacked, counted element by element;
-* ``bandwidth_ratio``: speed of the move, over that of the bare messages (median of the job; the
-  worse variant);
+* ``bandwidth_ratio``: speed of the move, with packing and without the checksums of what lies in
+  place, over that of the bare messages (median of the job; the worse variant);
+* ``bandwidth_ratio_verified``: the same, of the move and the whole phase ``verify``, in which
+  checksums and the digest of all state are taken as well;
 * ``phases_s``: median of each phase, on the slowest rank;
 * ``growth``: what the job holds on to after the last transition, beyond that after the first: open
-  files, threads and groups of all ranks, and the ratio of their resident memory;
+  files, threads and groups of all ranks, and the ratio of their resident memory, after the C
+  library has handed back what it keeps of freed memory (``untrimmed_ratio``: as it is);
 * ``variants``: all of this for each variant, with ``transitions``.
 
 Exit code 0 when the state was kept, moved/bound <= 1.05, bandwidth >= 0.6, and nothing has grown
@@ -119,12 +122,17 @@ def summary(transitions: list[dict[str, Any]]) -> dict[str, Any]:
             one["moved_bytes"] / max(one["lower_bound_bytes"], 1) for one in transitions
         ),
         "bandwidth_ratio": median(one["raw_s"] / one["phases_s"]["move"] for one in transitions),
+        "bandwidth_ratio_verified": median(
+            one["raw_s"] / (one["phases_s"]["move"] + one["phases_s"]["verify"])
+            for one in transitions
+        ),
         "phases_s": {
             name: round(median(one["phases_s"][name] for one in transitions), 4) for name in names
         },
         "growth": {
             **{name: last[name] - first[name] for name in ("fds", "threads", "groups")},
             "rss_ratio": last["rss_bytes"] / first["rss_bytes"],
+            "untrimmed_ratio": last["untrimmed_bytes"] / first["untrimmed_bytes"],
         },
         "transitions": transitions,
     }
@@ -136,7 +144,10 @@ def worst(variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "bitwise_equal": all(one["bitwise_equal"] for one in found),
         "moved_over_lower_bound": max(one["moved_over_lower_bound"] for one in found),
-        "bandwidth_ratio": min(one["bandwidth_ratio"] for one in found),
+        **{
+            name: min(one[name] for one in found)
+            for name in ("bandwidth_ratio", "bandwidth_ratio_verified")
+        },
         "phases_s": {
             name: max(one["phases_s"][name] for one in found) for name in found[0]["phases_s"]
         },

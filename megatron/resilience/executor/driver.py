@@ -12,6 +12,7 @@ import torch
 
 from megatron.resilience.executor.change import Change
 from megatron.resilience.executor.executor import Executor
+from megatron.resilience.executor.heap import few_arenas, large_apart
 from megatron.resilience.executor.modules import ModuleFactory, exempt_what_is_here
 from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.events import Event, EventLog
@@ -46,6 +47,7 @@ class TimetableDriver:
         self.receipts: list[dict[str, Any]] = []
         self._keep_plan(executor.plan)
         exempt_what_is_here()
+        few_arenas()
 
     def __call__(self, models: list[torch.nn.Module]) -> None:
         """Changes the layout if the step about to begin wants another plan; collective."""
@@ -53,7 +55,8 @@ class TimetableDriver:
         plan = plan_at(self._timetable, step)
         if plan.digest == self._executor.plan.digest:
             return
-        receipt = Change(self._executor, plan, models, step).run(self._factory)
+        with large_apart():
+            receipt = Change(self._executor, plan, models, step).run(self._factory)
         self.receipts.append(receipt)
         self._keep_plan(plan)
         if not self._first:
