@@ -94,6 +94,42 @@ def test_everything_arrives_once_and_a_wrong_bit_is_named(damage: bool) -> None:
         assert "master of t2.0[0:48, 0:128] from rank 2 to rank 1" in told[1][0]
 
 
+def odd_in_rank() -> bool:
+    """Rank 0 sends columns of odd sizes in halves, then fp32 that must use a buffer of theirs."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    move._ALONE_BYTES, move._BUFFER_BYTES = 1 << 12, 2 * 95 * 65 * 2
+    whole = Slab.whole("t", (95, 129))
+    kept = {kind: torch.arange(95 * 129).view(95, 129).to(t) for kind, t in KINDS.items()}
+    got = {kind: torch.zeros_like(values) for kind, values in kept.items()}
+    cut = {
+        "half": [whole.cut(1, 0, 65), whole.cut(1, 64, 129)],
+        "master": [whole.cut(1, 0, 3)],
+    }
+    moving = move.Move(
+        move.messages(
+            {k: [Transfer(source=0, destination=1, slab=one) for one in v] for k, v in cut.items()},
+            KINDS,
+        ),
+        rank=rank,
+        sources={kind: Store([(whole, kept[kind])], t) for kind, t in KINDS.items()},
+        targets={kind: Store([(whole, got[kind])], t) for kind, t in KINDS.items()},
+        device=torch.device("cpu"),
+    )
+    moving.run()
+    assert moving.damaged() == []
+    high = {"half": 129, "master": 3}
+    expected = [kept[kind][:, :end] for kind, end in high.items()]
+    found = [got[kind][:, :end] for kind, end in high.items()]
+    dist.destroy_process_group()
+    return rank == 0 or all(map(torch.equal, found, expected))
+
+
+def test_buffers_of_odd_sizes_take_wide_elements() -> None:
+    preload(PRELOAD)
+    assert run_ranks(2, odd_in_rank, timeout_s=60) == [True, True]
+
+
 def test_a_checksum_sees_any_bit_and_exchanged_blocks() -> None:
     for dtype, size in ((torch.float32, 5000), (torch.bfloat16, 4099), (torch.bfloat16, 1)):
         values = torch.from_numpy(np.random.default_rng(1).standard_normal(size)).to(dtype)

@@ -187,7 +187,8 @@ class Move:
     def _buffers(self) -> list[torch.Tensor]:
         """Memory for packed messages, each as large as the largest."""
         sizes = [part.message.bytes for part in self._parts if part.place is None]
-        size = max(sizes, default=1)
+        # Whole words, so that elements of any width are aligned in each.
+        size = -(-max(sizes, default=1) // 8) * 8
         count = min(len(sizes), max(_BUFFER_BYTES // size, 1))
         # Written once, so that the system need not hand out pages during the move.
         memory = torch.empty(count * size, dtype=torch.uint8, device=self._device).zero_()
