@@ -17,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 def checksum(flat: torch.Tensor) -> int:
-    """64-bit checksum of the bytes of a flat tensor: sums of blocks, weighted by their place.
+    """Signed 64-bit checksum of a flat tensor's bytes: sums of blocks, weighted by their place.
 
     In the manner of Fletcher ("An arithmetic checksum for serial transmissions", 1982). A changed
     bit always changes it, exchanged blocks all but surely. It runs at the speed of memory, which a
@@ -27,7 +27,7 @@ def checksum(flat: torch.Tensor) -> int:
     whole = len(words) - len(words) % _BLOCK
     sums = [words[:whole].view(-1, _BLOCK).sum(1), words[whole:].sum(0, keepdim=True)]
     one = torch.cat(sums)
-    return int(_dot(one, _weights(0, len(one), 0, flat.device))) & _MASK
+    return int(_dot(one, _weights(0, len(one), 0, flat.device)))
 
 
 def digest(slab: Slab, values: torch.Tensor) -> int:

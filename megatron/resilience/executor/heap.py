@@ -17,9 +17,7 @@ _USUAL_BYTES = 32 << 20
 def few_arenas() -> None:
     """Keeps threads of process groups, which come and go with layouts, from having heaps of their
     own: what is free in those never goes back to the system."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 2)
+    _set(_M_ARENA_MAX, 2)
 
 
 @contextmanager
@@ -27,14 +25,17 @@ def large_apart() -> Iterator[None]:
     """Gives tensors from 1 MiB on, which are made meanwhile, memory that goes back when they go.
 
     Among the short-lived tensors of steps, buffers of a layout would leave holes that those of the
-    next do not fit: a process would grow with every change. Does nothing with another C library.
+    next do not fit: a process would grow with every change.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        yield
-        return
-    mallopt(_M_MMAP_THRESHOLD, _APART_BYTES)
+    _set(_M_MMAP_THRESHOLD, _APART_BYTES)
     try:
         yield
     finally:
-        mallopt(_M_MMAP_THRESHOLD, _USUAL_BYTES)
+        _set(_M_MMAP_THRESHOLD, _USUAL_BYTES)
+
+
+def _set(parameter: int, value: int) -> None:
+    """Does nothing with another C library than glibc, whose heap may not need it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, value)

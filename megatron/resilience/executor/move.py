@@ -175,10 +175,6 @@ class Move:
             for number, message in enumerate(todo)
             if rank in (message.source, message.destination)
         ]
-        if dist.get_backend() == "gloo":
-            # Its messages find each other by tags; with NCCL both ends need the same order, and
-            # what needs no buffer here may need one there.
-            self._parts.sort(key=lambda part: part.place is None)
         self._begun: dict[_Part, None] = {}
         """In the order of their beginning."""
         self._free = self._buffers()
@@ -196,7 +192,12 @@ class Move:
 
     def run(self) -> None:
         """Sends and receives everything; collective over all ranks with messages."""
-        for part in self._parts:
+        parts = self._parts
+        if dist.get_backend() == "gloo":
+            # Its messages find each other by tags; with NCCL both ends need the same order, and
+            # what needs no buffer here may need one there.
+            parts = sorted(parts, key=lambda part: part.place is None)
+        for part in parts:
             self._begin(part)
         while self._begun:
             self._finish(next(iter(self._begun)))
@@ -222,7 +223,7 @@ class Move:
         part.work = dist.isend(part.whole, part.message.destination, tag=part.number)
 
     def _sum_up(self, part: _Part) -> None:
-        self._sums[part] = [_signed(checksum(values)) for values in part.values]
+        self._sums[part] = [checksum(values) for values in part.values]
 
     def _finish(self, part: _Part) -> None:
         part.work.wait()
@@ -242,7 +243,7 @@ class Move:
             What arrived with another checksum than it was sent with, in words.
         """
         pairs: dict[tuple[int, int], list[_Part]] = {}
-        for part in sorted(self._parts, key=lambda part: part.number):
+        for part in self._parts:
             if part.place is not None:
                 self._sum_up(part)
             pairs.setdefault((part.message.source, part.message.destination), []).append(part)
@@ -250,11 +251,11 @@ class Move:
         for (source, destination), parts in sorted(pairs.items(), key=lambda pair: pair[0]):
             mine = [one for part in parts for one in self._sums[part]]
             told = torch.tensor(mine, dtype=torch.int64).to(self._device)
-            tag = len(self.todo)
             if source == self._rank:
-                work: Any = dist.isend(told, destination, tag=tag)
+                work: Any = dist.isend(told, destination, tag=len(self.todo))
             else:
-                work = dist.irecv(told, source, tag=tag)
+                told = torch.empty_like(told)
+                work = dist.irecv(told, source, tag=len(self.todo))
             begun.append((parts, mine, told, work))
         found = []
         for parts, mine, told, work in begun:
@@ -267,7 +268,3 @@ class Move:
                         f"{message.destination} arrived with another checksum than it was sent with"
                     )
         return found
-
-
-def _signed(unsigned: int) -> int:
-    return unsigned - (1 << 64) if unsigned >> 63 else unsigned

@@ -41,11 +41,9 @@ def watch(folder: Path, *, raw: bool = False) -> None:
 
     def moved(moving: Move) -> None:
         watcher.messages = [(one.source, one.destination, one.bytes) for one in moving.todo]
-        started = time.process_time()
         run(moving)
         # Ranks that are ready would slow down the others with what they do next.
         dist.barrier()
-        watcher.move_cpu_s = time.process_time() - started
 
     TimetableDriver.__call__ = called  # type: ignore[method-assign,assignment]
     Move.run = moved  # type: ignore[method-assign,assignment]
@@ -62,7 +60,6 @@ class _Watcher:
         self._raw = raw
         self._record: dict[str, Any] | None = None
         self.messages: Pairs = []
-        self.move_cpu_s = 0.0
 
     def around(
         self, driver: TimetableDriver, models: list[torch.nn.Module], change: Callable[[], None]
@@ -102,10 +99,7 @@ class _Watcher:
         }
         del parts
         if self._raw:
-            started = time.process_time()
             self._record["raw_s"] = _most(raw_copy(self.messages))
-            self._record["raw_cpu_s"] = _reduced(time.process_time() - started, dist.ReduceOp.SUM)
-            self._record["move_cpu_s"] = _reduced(self.move_cpu_s, dist.ReduceOp.SUM)
 
     def _close_record(self) -> None:
         """A record is finished a step later, when whatever the step makes anew is there."""
