@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from resihp_ext.plan.plan import PlanError
 from resihp_ext.scheduler.decision import Alternative, Candidate, Decision, Judge, why_not
 from resihp_ext.scheduler.infeasible import InfeasibleError, no_plan
-from resihp_ext.scheduler.joint import reshared, search
+from resihp_ext.scheduler.joint import relayered, reshared, search
 from resihp_ext.scheduler.predict import Predictor
 from resihp_ext.scheduler.problem import Problem
 from resihp_ext.scheduler.progressive import progressive
@@ -36,7 +36,7 @@ def decide(problem: Problem, planner: str = "joint") -> Decision:
         raise no_plan(problem)
     judge = Judge(problem, Predictor(problem))
     PLANNERS[planner](problem, judge)
-    won = judge.best()
+    won = _chosen(judge, problem.options.least_gain)
     if won is None:
         raise no_plan(problem)
     won.plan.validated()
@@ -56,8 +56,12 @@ def decide(problem: Problem, planner: str = "joint") -> Decision:
 
 
 def _joint(problem: Problem, judge: Judge) -> None:
-    """From the least change to the largest: the first of equal candidates is taken."""
+    """From the least change to the largest: the first of equal candidates is taken. A layout that
+    somebody wanted is not questioned as long as nothing happens."""
     judge.offer("stay", problem.current)
+    wanted = problem.base.replicas == problem.current.replicas
+    if wanted and problem.current.devices == problem.cluster.devices and judge.able:
+        return
     alive = all(problem.p_of[rank] > 0 for one in problem.current.replicas for rank in one.ranks)
     if alive and problem.current.devices != problem.cluster.devices:
         reordered = problem.current.next_version(devices=problem.cluster.devices)
@@ -74,9 +78,18 @@ def _joint(problem: Problem, judge: Judge) -> None:
     search(problem, judge)
     best = judge.best()
     if best is not None:
+        relayered(problem, judge, best.plan)
         plan = crossed(problem, judge.predictor, best.plan, CROSSINGS)
         if plan is not None:
             judge.offer("joint", plan)
+
+
+def _chosen(judge: Judge, least_gain: float) -> Candidate | None:
+    best = judge.best()
+    for one in judge.able:
+        if one.name == "stay" and best and best.effective_s > one.effective_s * (1 - least_gain):
+            return one
+    return best
 
 
 def _progressive(problem: Problem, judge: Judge) -> None:
@@ -94,11 +107,11 @@ PLANNERS: dict[str, Callable[[Problem, Judge], None]] = {
 
 def _runners_up(able: Sequence[Candidate], won: Candidate, most: int) -> tuple[Alternative, ...]:
     """The best of each idea, then what else came close."""
-    order = sorted((one for one in able if one is not won), key=lambda one: one.effective_s)
+    order = sorted((one for one in able if one is not won), key=lambda one: one.order)
     order = [one for one in order if one.plan != won.plan]
     firsts = {one.name: one for one in reversed(order)}
     chosen = sorted(order, key=lambda one: one is not firsts[one.name])[:most]
-    chosen.sort(key=lambda one: one.effective_s)
+    chosen.sort(key=lambda one: one.order)
     return tuple(Alternative(candidate=one, why=why_not(one, won)) for one in chosen)
 
 
@@ -106,7 +119,7 @@ def _reason(won: Candidate, runners_up: Sequence[Alternative]) -> str:
     second = runners_up[0].candidate if runners_up else None
     if won.name == "stay":
         if second is None:
-            return "staying, since nothing else was found"
+            return "staying, since nothing else was looked for"
         gain = 1 - second.iteration_s / won.iteration_s
         return (
             f"staying: the best change ({second.name}) would save {max(0.0, gain):.1%} a step and "

@@ -31,6 +31,14 @@ class Candidate:
     effective_s: float
     """Seconds a step over the plan's expected lifetime, the transition included."""
 
+    @property
+    def order(self) -> tuple[float, float, float]:
+        """Smaller is better. By step and transition, where the lifetime is too short for either of
+        two: something must run, and it may last longer than expected."""
+        if self.effective_s < inf:
+            return (self.effective_s, 0.0, 0.0)
+        return (inf, self.iteration_s, self.transition_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative:
@@ -73,6 +81,7 @@ class Judge:
         self._problem, self.predictor = problem, predictor
         self.able: list[Candidate] = []
         self.refused: list[tuple[str, str]] = []
+        self._best: Candidate | None = None
 
     def offer(self, name: str, plan: Plan) -> Candidate | None:
         """Judges a plan. The current one is judged with its present program."""
@@ -98,11 +107,25 @@ class Judge:
             effective_s=effective_s(iteration_s, transition_s, lifetime_s),
         )
         self.able.append(candidate)
+        if self._best is None or candidate.order < self._best.order:
+            self._best = candidate
         return candidate
+
+    def limit_s(self) -> float:
+        """A change with a step of this length is no better than the best."""
+        if self._best is None:
+            return inf
+        problem = self._problem
+        lifetime_s = problem.options.expected_lifetime_s
+        least_s = problem.cost.transition_s({}, problem.current)
+        if self._best.effective_s < inf:
+            return self._best.effective_s * max(0.0, 1 - least_s / lifetime_s)
+        # No change at all is in time, or one with a longer step may be.
+        return self._best.iteration_s if least_s >= lifetime_s else inf
 
     def best(self) -> Candidate | None:
         """Of equal candidates the first."""
-        return min(self.able, key=lambda one: one.effective_s, default=None)
+        return self._best
 
 
 def _refusal(dead: Sequence[int], memory: Mapping[int, int], there: int) -> str | None:

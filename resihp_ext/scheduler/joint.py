@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+from resihp_ext.plan.plan import Plan
 from resihp_ext.scheduler.decision import Judge
 from resihp_ext.scheduler.layouts import Groups, Layouts
 from resihp_ext.scheduler.problem import Problem
@@ -69,3 +70,15 @@ def reshared(problem: Problem, judge: Judge) -> None:
     plan = Layouts(current, judge.predictor, numbers).plan({})
     if plan is not None:
         judge.offer("shares", plan)
+
+
+def relayered(problem: Problem, judge: Judge, plan: Plan) -> None:
+    """Offers the groups of a plan with new layer maps for all replicas, also for those that have no
+    damage: what an earlier plan did to them may have lost its reason."""
+    groups = {
+        number: tuple(stage.ranks for stage in one.stages)
+        for number, one in enumerate(plan.replicas)
+    }
+    found = Layouts(replace(problem, nominal=plan), judge.predictor, ()).plan(groups, refine=True)
+    if found is not None:
+        judge.offer("joint", found)

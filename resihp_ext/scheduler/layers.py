@@ -76,17 +76,16 @@ def compositions(num_layers: int, limits: Sequence[int]) -> Iterator[Depths]:
             yield (depth, *rest)
 
 
-def neighbours_of(depths: Depths, limits: Sequence[int]) -> Iterator[Depths]:
-    """Every way to move one layer to another stage."""
-    for source, depth in enumerate(depths):
-        if depth < 2:
-            continue
-        for target, limit in enumerate(limits):
-            if target != source and depths[target] < limit:
-                moved = list(depths)
-                moved[source] -= 1
-                moved[target] += 1
-                yield tuple(moved)
+def neighbours_of(depths: Depths, source: int, limits: Sequence[int]) -> Iterator[Depths]:
+    """Every way to move one layer of a stage to another one."""
+    if depths[source] < 2:
+        return
+    for target, limit in enumerate(limits):
+        if target != source and depths[target] < limit:
+            moved = list(depths)
+            moved[source] -= 1
+            moved[target] += 1
+            yield tuple(moved)
 
 
 def edges(depths: Depths) -> tuple[tuple[int, int], ...]:

@@ -15,17 +15,19 @@ from resihp_ext.scheduler.clock import Hop, StageTimes
 from resihp_ext.scheduler.layers import Depths, edges
 from resihp_ext.scheduler.maps import Maps, Rated, Site, Sites, bounds_of, most_parameters
 from resihp_ext.scheduler.movement import arranged
-from resihp_ext.scheduler.predict import Predictor
+from resihp_ext.scheduler.predict import Ends, Predictor
 from resihp_ext.scheduler.prices import Group
 from resihp_ext.scheduler.problem import Problem
 from resihp_ext.scheduler.shares import Share, balanced_shares, dealt_counts
 
 Groups = Mapping[int, tuple[Group, ...]]
 """Stages of replicas, by their number in the base plan."""
+LayerMaps = Mapping[int, Depths]
+"""For each of these replicas the layers of its stages."""
 Key = tuple[Sites, tuple[Hop, ...], int]
 """All that decides how fast a replica can be; last, how many share the optimizer's state."""
 
-REFINE = 16
+REFINE = 6
 """Neighbouring layer maps that are played out in each round of a refinement."""
 
 
@@ -113,7 +115,7 @@ class Layouts:
         found_s, rated = self.fastest(key, micro_batches)
         while True:
             near = sorted(
-                self.maps.near(key[0], rated.depths, key[2]),
+                self.maps.near(key[0], rated, micro_batches, key[2]),
                 key=lambda one: (one.at_least_s(micro_batches), one.depths),
             )
             able = [one for one in near if one.at_least_s(micro_batches) < found_s][:REFINE]
@@ -126,7 +128,7 @@ class Layouts:
             found_s, rated = best_s, best
         self._best[key, micro_batches] = (found_s, rated)
 
-    def timed_s(self, groups: Groups, depths: Depths | None = None) -> float:
+    def timed_s(self, groups: Groups, depths: LayerMaps | None = None) -> float:
         """Pipeline time of the best plan on these groups; infinite if nothing fits."""
         classes = self._classes(groups, depths)
         if not classes:
@@ -135,12 +137,12 @@ class Layouts:
         return balanced_shares([one.share for one in classes], total)[1]
 
     def plan(
-        self, groups: Groups, depths: Depths | None = None, *, refine: bool = False
+        self, groups: Groups, depths: LayerMaps | None = None, *, refine: bool = False
     ) -> Plan | None:
         """The best plan on these groups beside the untouched replicas; None if nothing fits.
 
         Args:
-            depths: A layer map for all of them. Default: each has its own.
+            depths: Their layer maps. Default: the fastest for each.
             refine: Whether to spend more time on layer maps.
         """
         classes = self._classes(groups, depths)
@@ -157,21 +159,39 @@ class Layouts:
         counts = dealt_counts(shares, most, total)
         return self._assembled(classes, groups, counts, limit_s)
 
-    def _classes(self, groups: Groups, depths: Depths | None) -> list[_Class]:
+    def ends_s(self, groups: Groups, depths: LayerMaps, ends: Ends) -> float:
+        """About the time of SYNC and STEP, if all replicas are among the groups."""
+        node_of, shape = self._problem.cluster.node_of, self._problem.shape
+        stages = [
+            (layers, len(group), {node_of[rank] for rank in group})
+            for number, own in groups.items()
+            for group, layers in zip(own, edges(depths[number]), strict=True)
+        ]
+        found = 0.0
+        for (low, high), tp, _ in stages:
+            owners = (nodes for (a, b), _, nodes in stages if a < high and low < b)
+            parameters = shape.rank_parameters(
+                depth=high - low, tp=tp, first=low == 0, last=high == shape.num_layers
+            )
+            apart = len(set().union(*owners)) > 1
+            found = max(found, ends.about_s(parameters, len(groups), apart=apart))
+        return found
+
+    def _classes(self, groups: Groups, depths: LayerMaps | None) -> list[_Class]:
         """Equal replicas together; none at all if a replica cannot hold the model."""
         shards = sum(len(one.numbers) for one in self._fixed) + len(groups)
-        keyed: dict[Key, list[int]] = {}
+        keyed: dict[tuple[Key, Depths | None], list[int]] = {}
         for number, own in groups.items():
-            keyed.setdefault(self._key(own, shards), []).append(number)
-        for sites, _, _ in keyed:
-            if not self.maps.of(sites, shards):
+            key = self._key(own, shards)
+            demanded = depths[number] if depths else None
+            if not self.maps.of(key[0], shards):
                 return []
-            if depths is not None and not self.maps.fits(sites, depths, shards):
+            if demanded and not self.maps.fits(key[0], demanded, shards):
                 return []
-        movable = [self._movable(key, numbers, depths) for key, numbers in keyed.items()]
-        return [*self._fixed, *movable]
+            keyed.setdefault((key, demanded), []).append(number)
+        return [*self._fixed, *(self._movable(*key, numbers) for key, numbers in keyed.items())]
 
-    def _movable(self, key: Key, numbers: Sequence[int], depths: Depths | None) -> _Class:
+    def _movable(self, key: Key, depths: Depths | None, numbers: Sequence[int]) -> _Class:
         rated = self.maps.rated(key[0], depths) if depths else self.maps.of(key[0], key[2])[0]
 
         def seconds(micro_batches: int) -> float:

@@ -88,6 +88,7 @@ class Maps:
         self._problem = problem
         self._known: dict[tuple[Sites, int], tuple[Rated, ...]] = {}
         self._limits: dict[tuple[Sites, int], list[int]] = {}
+        self._pairs: dict[tuple[Site, bool, bool], dict[int, Pair]] = {}
         self._rated: dict[tuple[Sites, Depths], Rated] = {}
 
     def of(self, sites: Sites, shards: int) -> tuple[Rated, ...]:
@@ -137,16 +138,25 @@ class Maps:
         limits = self.limits(sites, shards)
         return len(depths) == len(limits) and all(map(le, depths, limits))
 
-    def near(self, sites: Sites, depths: Depths, shards: int) -> list[Rated]:
-        """Maps that differ by one layer."""
+    def near(self, sites: Sites, rated: Rated, micro_batches: int, shards: int) -> list[Rated]:
+        """Maps in which one of the two stages that hold the step up most has a layer less."""
+        bounds = [bound.at_least_s(micro_batches) for bound in rated.bounds]
+        sources = sorted(range(len(bounds)), key=lambda place: -bounds[place])[:2]
         limits = self.limits(sites, shards)
-        return [self.rated(sites, other) for other in neighbours_of(depths, limits)]
+        return [
+            self.rated(sites, other)
+            for source in sources
+            for other in neighbours_of(rated.depths, source, limits)
+        ]
 
     def _pair(self, sites: Sites, place: int, depth: int) -> Pair:
         site = sites[place]
         first, last = place == 0, place == len(sites) - 1
-        kind = StageKind(depth, site.tp, site.p, first, last, site.across)
-        return self._problem.prices.pair(kind)
+        known = self._pairs.setdefault((site, first, last), {})
+        if depth not in known:
+            kind = StageKind(depth, site.tp, site.p, first, last, site.across)
+            known[depth] = self._problem.prices.pair(kind)
+        return known[depth]
 
     def pairs(self, sites: Sites, depths: Depths) -> list[Pair]:
         """Forward and backward of each stage."""

@@ -19,6 +19,9 @@ class Options:
     delta: int = 1
     """Gap in micro-batches, between replicas at one stage, beyond which one is moved (Algorithm
     1)."""
+    least_gain: float = 0.0
+    """Part of the time of a step that a change must save, or the job stays as it is, if it can: a
+    prediction's error is no reason to move."""
     runners_up: int = 5
     """Most alternatives that a decision tells of."""
     effort: int = 40
@@ -27,6 +30,8 @@ class Options:
     def __post_init__(self) -> None:
         if not self.expected_lifetime_s > 0:
             raise UserError(f"expected lifetime {self.expected_lifetime_s} s: must be positive")
+        if not 0 <= self.least_gain < 1:
+            raise UserError(f"least gain {self.least_gain}: must be a part of 1")
         if self.delta < 1 or self.runners_up < 0 or self.effort < 1:
             raise UserError(
                 f"delta {self.delta} and effort {self.effort} must be at least 1, "

@@ -37,7 +37,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name, plan in (("current", self.current), ("nominal", self.base)):
-            unknown = sorted({rank for one in plan.replicas for rank in one.ranks} - set(self.p_of))
+            used = {rank for one in plan.replicas for rank in one.ranks}
+            unknown = sorted(used - self.p_of.keys())
             if plan.num_layers != self.shape.num_layers:
                 raise PlanError(
                     f"{name} plan: {plan.num_layers} layers, {self.shape.name} has "
@@ -45,9 +46,7 @@ class Problem:
                 )
             if unknown:
                 raise PlanError(f"{name} plan: ranks {unknown} are not in the cluster")
-            if len({rank for one in plan.replicas for rank in one.ranks}) < sum(
-                len(one.ranks) for one in plan.replicas
-            ):
+            if len(used) < sum(stage.tp for one in plan.replicas for stage in one.stages):
                 raise PlanError(f"{name} plan: planners know plans without virtual stages only")
 
     @property

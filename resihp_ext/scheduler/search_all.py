@@ -1,62 +1,40 @@
 """Layouts of a small cluster: all that a lower bound does not exclude.
 
-A layout is, for each replica, a number of stages and for each stage a degree, the throughput of
-its slowest device and a node; which devices these are follows. The limit on the time of a step is
-raised little by little, and of every set of replicas that may be faster the time is taken, so that
-good layouts come first and soon exclude the rest.
+The limit on the time of a step is raised little by little, and of every set of replicas that may be
+faster the time is taken, so that good layouts come first and soon exclude the rest.
 
 Imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import permutations, product
-from math import comb, inf
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Protocol
 
-from resihp_ext.plan.plan import Plan
 from resihp_ext.scheduler.decision import Judge
-from resihp_ext.scheduler.layouts import Layouts
-from resihp_ext.scheduler.maps import Rated, Site
-from resihp_ext.scheduler.predict import Ends
+from resihp_ext.scheduler.layers import Depths
+from resihp_ext.scheduler.layouts import Groups, Layouts
+from resihp_ext.scheduler.lineups import Lineup, Lineups, most_together
+from resihp_ext.scheduler.maps import Rated
 from resihp_ext.scheduler.problem import Problem
-from resihp_ext.scheduler.wants import ACROSS, Choice, Want, allocated
+from resihp_ext.scheduler.search_cross import CrossSearch
+from resihp_ext.scheduler.wants import ACROSS
 
-MOST = 40_000
+MOST = 60_000
 """Layer maps of all possible replicas together beyond which nothing is searched."""
-RAISE = 1.02
+RAISE = 1.05
 """The limit grows by this factor."""
-VISITS = 500
+VISITS = 300
 """Most layouts that are timed."""
-STEPS = 100_000
-"""Most sets of replicas that are looked at under one limit."""
-
-
-@dataclass(frozen=True, eq=False)
-class Lineup:
-    """What one replica may be."""
-
-    wants: tuple[Want, ...]
-    needs: tuple[int, ...]
-    """At each throughput, in all and on each node, the devices that it takes."""
-    rated: tuple[Rated, ...]
-    bounds_s: dict[int, float] = field(default_factory=dict)
-
-    def at_least_s(self, micro_batches: int) -> float:
-        """No layer map runs so many in less time."""
-        if micro_batches not in self.bounds_s:
-            bounds = (one.at_least_s(micro_batches) for one in self.rated)
-            self.bounds_s[micro_batches] = min(bounds) if micro_batches else 0.0
-        return self.bounds_s[micro_batches]
-
-    def within(self, limit_s: float, most: int) -> int:
-        """How many micro-batches it may do in less time."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.at_least_s(middle) < limit_s else (low, middle - 1)
-        return low
+STEPS = 1_000_000
+"""Most sets of replicas that are looked at, all limits together."""
+LIMIT_STEPS = 100_000
+"""And so many of one size under one limit: a larger one may find what a smaller one misses."""
+PRODUCTS = 150
+"""Most layer maps of a set of replicas that are looked at, each replica with its own; with more,
+only those that all replicas share."""
 
 
 class Whole:
@@ -64,192 +42,163 @@ class Whole:
 
     def __init__(self, problem: Problem, judge: Judge, layouts: Layouts) -> None:
         self._problem, self._judge, self._layouts = problem, judge, layouts
-        self._ends = Ends(problem)
-        alive = problem.cluster.alive
-        self._alive = [device.rank for device in alive]
-        self._nodes = sorted({device.node for device in alive})
-        self._levels = sorted({device.p for device in alive}, reverse=True)
-        self._there = self._count([(one.p, one.node, 1) for one in alive])
-        self._replicas = len(problem.base.replicas)
+        self._lineups = Lineups(problem, layouts.maps)
         self._total = problem.current.micro_batches
-        self._deepest = max(len(one.stages) for one in problem.base.replicas)
-        self._deepest = min(self._deepest, problem.shape.num_layers)
-        self._wants = self._all_wants()
-        self._visits = 0
+        self._visits = self._steps = 0
 
     def run(self) -> None:
         """Offers what is found; nothing if there is too much to look at."""
-        if self._maps() > MOST:
+        if self._lineups.how_many_maps() > MOST:
             return
-        lineups = list(self._lineups())
+        lineups = list(self._lineups.all(self._judge.limit_s()))
         if not lineups:
             return
-        each = -(-self._total // self._replicas)
-        limit_s = RAISE * min(one.at_least_s(each) for one in lineups)
+        limit_s, most_s = RAISE * self._least_s(lineups), self._most_s(lineups)
         seen: set[tuple[int, ...]] = set()
-        while self._visits < VISITS:
-            limit_s = min(limit_s, self._best_s())
-            new = [one for one in self._sets(lineups, limit_s) if one not in seen]
+        while self._visits < VISITS and self._steps < STEPS:
+            limit_s = min(limit_s, self._judge.limit_s())
+            new = sorted(self._sets(lineups, limit_s) - seen)
             seen.update(new)
             sets = [[lineups[index] for index in one] for one in new]
-            bounds = [self._shared_s(one) + self._ends_s(one) for one in sets]
+            bounds = [_shared_s(one, self._total) + self._lineups.ends_s(one) for one in sets]
             for place in sorted(range(len(sets)), key=lambda place: (bounds[place], place)):
-                if bounds[place] >= self._best_s() or self._visits >= VISITS:
+                if bounds[place] >= self._judge.limit_s() or self._visits >= VISITS:
                     break
                 self._visit(sets[place])
-            if limit_s >= self._best_s():
+            if limit_s >= min(most_s, self._judge.limit_s()):
                 break
             limit_s *= RAISE
+        CrossSearch(self._problem, self._judge, self._layouts, self._lineups).run(lineups)
 
-    def _best_s(self) -> float:
-        best = self._judge.best()
-        return best.effective_s if best else inf
-
-    # What there is to choose from.
-
-    def _maps(self) -> int:
-        """At most so many layer maps of single replicas there are."""
-        num_layers, wants = self._problem.shape.num_layers, len(self._wants)
-        depths = range(1, self._deepest + 1)
-        return sum(int(wants**n) * comb(num_layers - 1, n - 1) for n in depths)
-
-    def _all_wants(self) -> list[Want]:
-        alive, base = self._problem.cluster.alive, self._problem.base
-        widest = max(sum(one.node == node for one in alive) for node in self._nodes)
-        largest = max(widest, *(stage.tp for one in base.replicas for stage in one.stages))
-        places = {(device.p, device.node) for device in alive}
-        if len(self._nodes) > 1:
-            places |= {(p, ACROSS) for p in self._levels}
-        wants = [
-            Want(tp, p, node)
-            for tp in self._problem.shape.valid_tps(largest)
-            for p, node in sorted(places)
-            if tp > 1 or node != ACROSS
-        ]
-        return [one for one in wants if _fits(self._needs([one]), self._there)]
-
-    def _needs(self, wants: Sequence[Want]) -> tuple[int, ...]:
-        return self._count([(one.p, one.node, one.tp) for one in wants])
-
-    def _count(self, items: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
-        return tuple(
-            sum(n for p, at, n in items if p >= level and node in (None, at))
-            for level in self._levels
-            for node in (None, *self._nodes)
+    def _least_s(self, lineups: Sequence[Lineup]) -> float:
+        """If all replicas could be like the fastest."""
+        each = -(-self._total // self._lineups.replicas)
+        about_s = self._lineups.ends.about_s
+        return min(
+            one.at_least_s(each) + about_s(one.parameters, 1, apart=False) for one in lineups
         )
 
-    def _lineups(self) -> Iterator[Lineup]:
-        """Every replica for which there are devices and memory."""
-        limit_s = self._best_s()
-        for count in range(1, self._deepest + 1):
-            for wants in product(self._wants, repeat=count):
-                needs = self._needs(wants)
-                if not _fits(needs, self._there):
-                    continue
-                sites = tuple(Site(one.tp, one.p, one.node == ACROSS) for one in wants)
-                maps = self._layouts.maps.of(sites, self._replicas)
-                rated = tuple(one for one in maps if one.at_least_s(1) < limit_s)
-                if rated:
-                    yield Lineup(wants, needs, rated)
+    def _most_s(self, lineups: Sequence[Lineup]) -> float:
+        """No bound is larger: from this limit on there is nothing new."""
+        about_s, largest = self._lineups.ends.about_s, max(one.parameters for one in lineups)
+        kinds = product(range(1, self._lineups.replicas + 1), (False, True))
+        ends_s = max(about_s(largest, count, apart=apart) for count, apart in kinds)
+        return ends_s + max(one.at_least_s(self._total) for one in lineups)
 
-    # Sets of replicas.
-
-    def _sets(self, lineups: Sequence[Lineup], limit_s: float) -> list[tuple[int, ...]]:
-        """Replicas that may do all micro-batches within the limit."""
-        within = [(one.within(limit_s, self._total), index) for index, one in enumerate(lineups)]
-        order = sorted((-most, index) for most, index in within if most)
-        found: list[tuple[int, ...]] = []
-        steps = 0
-
-        def grow(chosen: tuple[int, ...], start: int, done: int, left: tuple[int, ...]) -> None:
-            nonlocal steps
-            for place in range(start, len(order)):
-                more, index = -order[place][0], order[place][1]
-                steps += 1
-                if done + more * (self._replicas - len(chosen)) < self._total or steps > STEPS:
-                    break
-                if not _fits(lineups[index].needs, left):
-                    continue
-                if done + more >= self._total:
-                    found.append((*chosen, index))
-                if len(chosen) + 1 < self._replicas:
-                    rest = tuple(a - b for a, b in zip(left, lineups[index].needs, strict=True))
-                    grow((*chosen, index), place, done + more, rest)
-
-        grow((), 0, 0, self._there)
-        return [tuple(sorted(chosen)) for chosen in found]
-
-    def _visit(self, chosen: Sequence[Lineup]) -> None:
-        self._visits += 1
-        groups = allocated(self._problem, self._placed(chosen), self._alive)
-        if groups is None:
-            return
-        self._offer(self._layouts.plan(groups))
-        if len(self._nodes) > 1 and len(chosen) > 1:
-            # With one layer map for all, owners of a layer may all be on one node.
-            ends_s = self._ends_s(chosen)
-            for rated in chosen[0].rated:
-                if self._layouts.timed_s(groups, rated.depths) + ends_s < self._best_s():
-                    self._offer(self._layouts.plan(groups, rated.depths))
-
-    def _offer(self, plan: Plan | None) -> None:
-        if plan is not None:
-            self._judge.offer("joint", plan)
-
-    def _shared_s(self, chosen: Sequence[Lineup]) -> float:
-        """The best split by the bounds."""
-        counts = [0] * len(chosen)
-        for _ in range(self._total):
-            best = min(range(len(chosen)), key=lambda i: (chosen[i].at_least_s(counts[i] + 1), i))
-            counts[best] += 1
-        return max(one.at_least_s(n) for one, n in zip(chosen, counts, strict=True))
-
-    def _ends_s(self, chosen: Sequence[Lineup]) -> float:
-        """At least this long take SYNC and STEP."""
-        replicas = len(chosen)
-        parameters = max(min(rated.parameters for rated in one.rated) for one in chosen)
-        found = self._ends.about_s(parameters, replicas, apart=False)
-        # Whatever the layer maps, the first stages share the first layer, the last ones the last.
-        for end in (0, -1):
-            nodes = {one.wants[end].node for one in chosen}
-            if replicas > 1 and (len(nodes) > 1 or ACROSS in nodes):
-                parameters = max(self._end_parameters(one, end) for one in chosen)
-                found = max(found, self._ends.about_s(parameters, replicas, apart=True))
+    def _sets(self, lineups: Sequence[Lineup], limit_s: float) -> set[tuple[int, ...]]:
+        """Replicas that may do all micro-batches, SYNC and STEP within the limit."""
+        everything = range(len(lineups))
+        about_s = self._lineups.ends.about_s
+        by_nodes: dict[tuple[int, int], list[int]] = {}
+        for index, one in enumerate(lineups):
+            by_nodes.setdefault(one.ends, []).append(index)
+        found: set[tuple[int, ...]] = set()
+        for count in range(1, self._lineups.replicas + 1):
+            near = [about_s(one.parameters, count, apart=False) for one in lineups]
+            left_s = [limit_s - ends_s for ends_s in near]
+            if count == 1 or len(by_nodes) == 1:
+                found |= self._grown(lineups, everything, count, left_s)
+                continue
+            for nodes, members in by_nodes.items():
+                if ACROSS not in nodes:
+                    found |= self._grown(lineups, members, count, left_s)
+            # The others have first or last stages on different nodes.
+            far = [about_s(one.at_ends, count, apart=True) for one in lineups]
+            left_s = [limit_s - max(pair) for pair in zip(near, far, strict=True)]
+            found |= self._grown(lineups, everything, count, left_s)
         return found
 
-    def _end_parameters(self, one: Lineup, end: int) -> int:
-        """At least so many elements are on a rank of the first or the last stage."""
-        last = len(one.wants) - 1
-        return self._problem.shape.rank_parameters(
-            depth=min(rated.depths[end] for rated in one.rated),
-            tp=one.wants[end].tp,
-            first=end == 0 or not last,
-            last=end == -1 or not last,
-        )
+    def _grown(
+        self, lineups: Sequence[Lineup], able: Sequence[int], count: int, left_s: Sequence[float]
+    ) -> set[tuple[int, ...]]:
+        """Sets of so many replicas that may do all micro-batches.
 
-    def _placed(self, chosen: Sequence[Lineup]) -> dict[int, tuple[Choice, ...]]:
-        """Puts each replica where most of the devices that it wants are."""
-        base, p_of, node_of = self._problem.base, self._problem.p_of, self._problem.cluster.node_of
+        Args:
+            left_s: For each replica the time that is left for its pipeline.
+        """
+        within = [(lineups[index].within(left_s[index], self._total), index) for index in able]
+        order = sorted((-most, index) for most, index in within if most)
+        needs = [lineups[index].needs for _, index in order]
+        sizes = [lineups[index].size for _, index in order]
+        found: set[tuple[int, ...]] = set()
+        total, signs, devices = self._total, self._lineups.signs, self._lineups.devices
+        pairs = ((lineups[index].size, -minus) for minus, index in order)
+        together = most_together(pairs, count, devices)
+        last_step = min(STEPS, self._steps + LIMIT_STEPS)
 
-        def suits(one: Lineup, number: int) -> int:
-            pairs = zip(one.wants, base.replicas[number].stages, strict=False)
-            return sum(
-                min(
-                    want.tp,
-                    sum(
-                        p_of[rank] >= want.p and want.node in (ACROSS, node_of[rank])
-                        for rank in stage.ranks
-                    ),
-                )
-                for want, stage in pairs
-            )
+        def grow(chosen: tuple[int, ...], start: int, done: int, left: int, free: int) -> None:
+            missing = count - len(chosen)
+            others = together[missing - 1]
+            for place in range(start, len(order)):
+                minus, index = order[place]
+                self._steps += 1
+                if done - minus * missing < total or self._steps > last_step:
+                    break
+                kept = free - sizes[place]
+                if kept < 0 or others[kept] < max(0, total - done + minus):
+                    continue
+                rest = left - needs[place]
+                if rest & signs != signs:
+                    continue
+                if missing > 1:
+                    grow((*chosen, index), place, done - minus, rest, kept)
+                else:
+                    found.add(tuple(sorted((*chosen, index))))
 
-        numbers = range(self._replicas)
-        orders = permutations(numbers, len(chosen)) if len(numbers) < 5 else [tuple(numbers)]
-        best = max(orders, key=lambda order: sum(map(suits, chosen, order)))
-        pairs = sorted(zip(best, chosen, strict=False), key=lambda pair: pair[0])
-        return {number: one.wants for number, one in pairs}
+        grow((), 0, 0, self._lineups.there, devices)
+        return found
+
+    def _visit(self, chosen: Sequence[Lineup]) -> None:
+        """Offers the layer maps with the fastest pipeline, and those that win by SYNC and STEP."""
+        self._visits += 1
+        groups = self._lineups.groups(chosen)
+        if groups is None:
+            return
+        plan = self._layouts.plan(groups)
+        if plan is not None:
+            self._judge.offer("joint", plan)
+        # In the order of numbers, as groups are.
+        sites = [self._layouts.sites(own) for own in groups.values()]
+        shards = len(groups)
+        options = [self._layouts.maps.of(one, shards) for one in sites]
+        if prod(map(len, options)) <= PRODUCTS:
+            ways = list(product(*options))
+        else:
+            others = [{one.depths: one for one in maps} for maps in options[1:]]
+            ways = [
+                (first, *(maps[first.depths] for maps in others))
+                for first in options[0]
+                if all(first.depths in maps for maps in others)
+            ]
+        for way in ways:
+            self._try_maps(groups, way)
+
+    def _try_maps(self, groups: Groups, way: Sequence[Rated]) -> None:
+        depths: Mapping[int, Depths] = {
+            number: rated.depths for number, rated in zip(groups, way, strict=True)
+        }
+        ends_s = self._layouts.ends_s(groups, depths, self._lineups.ends)
+        if _shared_s(way, self._total) + ends_s >= self._judge.limit_s():
+            return
+        if self._layouts.timed_s(groups, depths) + ends_s < self._judge.limit_s():
+            plan = self._layouts.plan(groups, depths)
+            if plan is not None:
+                self._judge.offer("joint", plan)
 
 
-def _fits(needs: Sequence[int], there: Sequence[int]) -> bool:
-    return all(need <= have for need, have in zip(needs, there, strict=True))
+class Bounded(Protocol):
+    """A replica, with one layer map or with any."""
+
+    def at_least_s(self, micro_batches: int) -> float:
+        """Pipeline time of so many."""
+
+
+def _shared_s(chosen: Sequence[Bounded], micro_batches: int) -> float:
+    """The best split by the bounds."""
+    counts = [0] * len(chosen)
+    bounds = [one.at_least_s(1) for one in chosen]
+    for _ in range(micro_batches):
+        best = bounds.index(min(bounds))
+        counts[best] += 1
+        bounds[best] = chosen[best].at_least_s(counts[best] + 1)
+    return max(one.at_least_s(n) for one, n in zip(chosen, counts, strict=True) if n)
