@@ -1,0 +1,295 @@
+"""Every control message of a job: a schema, encoded as MessagePack; nothing else is understood.
+
+Workers talk to the agent of their node over a Unix socket, agents to the coordinator over TCP. What
+a worker says to the coordinator, and the other way round, passes through the agent unchanged.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Rank = Annotated[int, Meta(ge=0, lt=2**20)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Name = Annotated[str, Meta(max_length=64)]
+Line = Annotated[str, Meta(max_length=1000)]
+Text = Annotated[str, Meta(max_length=2**24)]
+Ranks = Annotated[tuple[Rank, ...], Meta(max_length=2**20)]
+Figures = Annotated[tuple[float, ...], Meta(max_length=64)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is sent; the class's tag says which it is."""
+
+
+class Loss(Message, frozen=True, kw_only=True, tag="loss"):
+    """A rank that is gone."""
+
+    rank: Rank
+    cause: Line
+    """As a person reads it: "was killed by signal 9 (SIGKILL)"."""
+
+
+# From workers.
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """The first words of a worker."""
+
+    rank: Rank
+    incarnation: Count
+    """How many processes had this rank before."""
+    pid: Count
+    joins: bool
+    """Whether it comes to a job that already runs."""
+
+
+class Described(Message, frozen=True, kw_only=True, tag="described"):
+    """What the coordinator needs to plan; from the lowest rank, before the first step."""
+
+    rank: Rank
+    problem: Text
+    """JSON of ``resihp_ext.control.problem``."""
+    plan: Text
+    """JSON of the plan that runs."""
+
+
+class Armed(Message, frozen=True, kw_only=True, tag="armed"):
+    """A worker is about to begin its first step: from here on the job survives its death."""
+
+    rank: Rank
+
+
+class Progress(Message, frozen=True, kw_only=True, tag="progress"):
+    """How far a worker is; also the sign that it lives."""
+
+    rank: Rank
+    step: Count
+    micro_batch: Count
+    phase: Name
+    waiting: bool
+    """Whether it waits for other ranks, in a collective or for a message."""
+    ticks: Count
+    """Grows with every action that ends; a worker whose ticks stand still makes no progress."""
+
+
+class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
+    """A survivor has stopped what it did and is ready to recover."""
+
+    rank: Rank
+    epoch: Count
+    region: Count
+    """Stretches of work between two agreements of all ranks that it has finished."""
+    result: Figures
+    """What the last finished one gave."""
+    versions: Annotated[tuple[Count, ...], Meta(max_length=8)]
+    """Plans of which it holds its whole share of the state."""
+    phase: Name
+    """Where it was stopped."""
+
+
+class Adopted(Message, frozen=True, kw_only=True, tag="adopted"):
+    """A worker runs the plan of an epoch or a proposal."""
+
+    rank: Rank
+    epoch: Count
+    version: Count
+
+
+class Agreed(Message, frozen=True, kw_only=True, tag="agreed"):
+    """All members know a proposal, and take it up before a step; from the lowest rank."""
+
+    rank: Rank
+    number: Count
+    step: Count
+    loop: Text
+    """JSON of what the training loop of a newcomer has to be told."""
+
+
+class Ready(Message, frozen=True, kw_only=True, tag="ready"):
+    """A newcomer has prepared everything that it can prepare alone."""
+
+    rank: Rank
+
+
+class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
+    """A worker ends on purpose; its exit is no death."""
+
+    rank: Rank
+    exit_code: Annotated[int, Meta(ge=0, lt=256)]
+
+
+# To workers.
+
+
+class View(Message, frozen=True, kw_only=True, tag="view"):
+    """Who is left: abort what is pending and arrive."""
+
+    epoch: Count
+    members: Ranks
+    losses: tuple[Loss, ...]
+
+
+class Go(Message, frozen=True, kw_only=True, tag="go"):
+    """All members have arrived: what to run, and from where."""
+
+    epoch: Count
+    plan: Text
+    """JSON of the plan; its version is new."""
+    region: Count
+    """The furthest that any member has finished; who lacks it takes ``result``, all others
+    repeat what they were at."""
+    result: Figures
+    version: Count
+    """The plan whose state is the source."""
+    reason: Line
+
+
+class Propose(Message, frozen=True, kw_only=True, tag="propose"):
+    """A change without a fault: taken up at a boundary between steps, once all know of it."""
+
+    number: Count
+    epoch: Count
+    """Of the group of processes that the change makes."""
+    members: Ranks
+    plan: Text
+    reason: Line
+
+
+class Enter(Message, frozen=True, kw_only=True, tag="enter"):
+    """A newcomer begins the training loop at a step, and meets the others there."""
+
+    number: Count
+    step: Count
+    loop: Text
+
+
+class Stop(Message, frozen=True, kw_only=True, tag="stop"):
+    """All members stop together."""
+
+    exit_code: Annotated[int, Meta(ge=0, lt=256)]
+    cause: Line
+
+
+# Between agents and the coordinator.
+
+
+class NodeHello(Message, frozen=True, kw_only=True, tag="node_hello"):
+    """The first words of an agent."""
+
+    node: Name
+    address: Name
+    ranks: Ranks
+    """Slots of this node; none when it comes to a running job, which then gives it some."""
+    slots: Count
+
+
+class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
+    """Global ranks of the slots of a node that came to a running job."""
+
+    ranks: Ranks
+
+
+class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat"):
+    """A node lives; what its workers do, summed up."""
+
+    node: Name
+    step: Count
+    alive: Ranks
+
+
+class Exited(Message, frozen=True, kw_only=True, tag="exited"):
+    """A worker process has ended."""
+
+    rank: Rank
+    incarnation: Count
+    cause: Line
+    exit_code: int
+
+
+class Kill(Message, frozen=True, kw_only=True, tag="kill"):
+    """End a worker that does not make progress, or that is not wanted."""
+
+    rank: Rank
+    cause: Line
+
+
+class Replace(Message, frozen=True, kw_only=True, tag="replace"):
+    """Start a new process for a rank whose process has died."""
+
+    rank: Rank
+    incarnation: Count
+
+
+class EndNode(Message, frozen=True, kw_only=True, tag="end_node"):
+    """End all workers of the node, and the agent with this exit code."""
+
+    exit_code: Annotated[int, Meta(ge=0, lt=256)]
+    cause: Line
+
+
+# From people's commands.
+
+
+class Ask(Message, frozen=True, kw_only=True, tag="ask"):
+    """``resihp status``, ``resihp drain NODE``, ``resihp join``."""
+
+    verb: Name
+    node: Name = ""
+
+
+class Answer(Message, frozen=True, kw_only=True, tag="answer"):
+    """What the coordinator says to that."""
+
+    ok: bool
+    text: Text
+    """JSON for ``status``, a line for people else."""
+
+
+AnyMessage = (
+    Hello
+    | Described
+    | Armed
+    | Progress
+    | Arrived
+    | Adopted
+    | Agreed
+    | Ready
+    | Leaving
+    | View
+    | Go
+    | Propose
+    | Enter
+    | Stop
+    | NodeHello
+    | Assigned
+    | NodeBeat
+    | Exited
+    | Kill
+    | Replace
+    | EndNode
+    | Ask
+    | Answer
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """MessagePack of a message."""
+    return _encoder.encode(message)
+
+
+def decode(raw: bytes) -> Message:
+    """Inverse of :func:`encode`.
+
+    Raises:
+        msgspec.MsgspecError: anything that is not exactly a message of the schema.
+    """
+    found: Message = _decoder.decode(raw)
+    return found
