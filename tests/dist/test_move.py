@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron.resilience.executor import move
 from megatron.resilience.executor.checksum import checksum
 from megatron.resilience.executor.store import Store
+from megatron.resilience.executor.world import World
 from megatron.resilience.testing.trial import PRELOAD
 from resihp_ext.state.slab import Slab
 from resihp_ext.state.transfer import Transfer
@@ -18,6 +19,7 @@ from resihp_ext.testing.ranks import preload, run_ranks
 pytestmark = pytest.mark.dist
 
 RANKS, TENSORS, ROWS, COLUMNS = 3, 12, 96, 128
+WORLD = World(members=tuple(range(RANKS)))
 KINDS = {"master": torch.float32, "half": torch.bfloat16}
 
 
@@ -62,7 +64,7 @@ def in_rank(damage: bool) -> list[str]:
     }
     todo = move.messages({kind: transfers() for kind in KINDS}, KINDS)
     moving = move.Move(
-        todo, rank=rank, sources=sources, targets=targets, device=torch.device("cpu")
+        todo, rank=rank, sources=sources, targets=targets, device=torch.device("cpu"), world=WORLD
     )
     moving.run()
     for transfer in transfers():
@@ -115,6 +117,7 @@ def odd_in_rank() -> bool:
         sources={kind: Store([(whole, kept[kind])], t) for kind, t in KINDS.items()},
         targets={kind: Store([(whole, got[kind])], t) for kind, t in KINDS.items()},
         device=torch.device("cpu"),
+        world=World(members=(0, 1)),
     )
     moving.run()
     assert moving.damaged() == []

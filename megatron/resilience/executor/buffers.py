@@ -219,7 +219,8 @@ class DomainBuffer:
         """Gives a guest the state that the owner has loaded; collective over the members."""
         if len(self.keepers.members) > len(self.domain.owners):
             for state in self.state.values():
-                dist.broadcast(state, self.domain.owners[0], group=self._group)
+                owner = self.keepers.members.index(self.domain.owners[0])
+                dist.broadcast(state, group=self._group, group_src=owner)
 
 
 def _gradient_of(piece: Piece) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Change:
         """
         phase, executor = self._phases, self._executor
         with phase("agree"):
-            transition.agree(self._plan, executor.device)
+            transition.agree(self._plan, executor.world.members, executor.device)
         old = self._held()
         with phase("digest"):
             before = self._digests(old)
@@ -139,6 +139,7 @@ class Change:
                 sources=stores.sources,
                 targets=stores.targets,
                 device=executor.device,
+                world=executor.world,
             )
         with torch.no_grad():
             with phase("keep"):
@@ -178,7 +179,8 @@ class Change:
     def _receipt(
         self, moved: Moved, digests: dict[str, str], rebuilt: bool, groups: tuple[int, int]
     ) -> dict[str, Any]:
-        flags = self._told(str(int(rebuilt)))
+        members = self._executor.world.members
+        flags = zip(members, self._told(str(int(rebuilt))), strict=True)
         return transition.receipt(
             step=self._step,
             before=self._old_plan,
@@ -186,6 +188,6 @@ class Change:
             phases=self._phases,
             moved=moved,
             digests=digests,
-            rebuilt=[rank for rank, flag in enumerate(flags) if flag == "1"],
+            rebuilt=[rank for rank, flag in flags if flag == "1"],
             groups=groups,
         )

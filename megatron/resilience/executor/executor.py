@@ -26,6 +26,7 @@ from megatron.resilience.executor.optimizer import (
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
@@ -77,10 +78,9 @@ class Executor:
         """Connects all ranks and makes the groups of the plan's stages; collective."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        dist.init_process_group(
-            backend, store=store, rank=self.seat.rank, world_size=world_size, timeout=timeout
-        )
-        self.pool = GroupPool(timeout)
+        self.world = World(members=tuple(range(world_size)))
+        self.world.connect(self.seat.rank, backend=backend, store=store, timeout=timeout)
+        self.pool = GroupPool(self.world, timeout)
         self.pool.add(members_of(self.plan, ()))
         self.groups = collection_for(self.seat, self.pool)
         install(self.seat, self.groups)
@@ -111,6 +111,7 @@ class Executor:
         self.layout = StateLayout.exchanged(
             pieces,
             groups_of(base, pieces),
+            ranks=self.world.members,
             redundancy=self.redundancy,
             nodes={one.rank: one.node for one in self.plan.devices if one.alive},
             device=self.device,

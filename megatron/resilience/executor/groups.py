@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron.resilience.executor.world import World
 from resihp_ext.plan.plan import Plan
 from resihp_ext.state.keepers import Keepers
 
@@ -32,7 +33,8 @@ def members_of(plan: Plan, domains: Iterable[Keepers]) -> tuple[Members, ...]:
 class GroupPool:
     """The groups of this process, by members."""
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self, world: World, timeout: timedelta) -> None:
+        self.world = world
         self._timeout = timeout
         self._groups: dict[Members, Any] = {}
 
@@ -69,7 +71,8 @@ class GroupPool:
         return len(old)
 
     def _make(self, members: Members) -> Any:
-        if len(members) == dist.get_world_size() and list(members) == sorted(members):
+        if members == self.world.members:
             return dist.group.WORLD
-        group = dist.new_group(list(members), timeout=self._timeout, sort_ranks=False)
+        numbers = self.world.numbers(members)
+        group = dist.new_group(numbers, timeout=self._timeout, sort_ranks=False)
         return None if group is dist.GroupMember.NON_GROUP_MEMBER else group

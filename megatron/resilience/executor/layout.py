@@ -36,6 +36,7 @@ class StateLayout:
         pieces: Sequence[Piece],
         groups: Mapping[str, int],
         *,
+        ranks: Sequence[int],
         redundancy: Redundancy,
         nodes: Mapping[int, int],
         device: torch.device,
@@ -45,6 +46,7 @@ class StateLayout:
         Args:
             pieces: What this rank holds.
             groups: Parameter group of each tensor that this rank holds.
+            ranks: The live ranks.
             redundancy: Who keeps the optimizer's state.
             nodes: Node of every live rank.
             device: Where the backend wants its tensors.
@@ -55,7 +57,7 @@ class StateLayout:
         ]
         everyone: dict[int, tuple[Slab, ...]] = {}
         names: dict[str, int] = {}
-        for rank, text in enumerate(exchange_texts(json.dumps(rows), device)):
+        for rank, text in zip(ranks, exchange_texts(json.dumps(rows), device), strict=True):
             found = json.loads(text)
             everyone[rank] = tuple(
                 Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high, _ in found

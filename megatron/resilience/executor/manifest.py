@@ -7,9 +7,8 @@ number, tied output weights the embedding's name.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,25 +108,12 @@ def _copies(name: str, parameter: torch.nn.Parameter, config: object, tp: int) -
     return 1 if partial else tp
 
 
-def exchange(slabs: Iterable[Slab], device: torch.device) -> dict[int, tuple[Slab, ...]]:
-    """Tells every rank what every rank holds; collective over all live ranks.
+def exchange_texts(text: str, device: torch.device) -> list[str]:
+    """Gives every live rank the text of every one, in the order of ranks; collective.
 
     Args:
         device: Where the backend wants its tensors.
     """
-    rows = [[slab.tensor, list(slab.low), list(slab.high)] for slab in slabs]
-    texts = exchange_texts(json.dumps(rows, separators=(",", ":")), device)
-    return {
-        rank: tuple(
-            Slab(tensor=name, low=tuple(low), high=tuple(high))
-            for name, low, high in json.loads(text)
-        )
-        for rank, text in enumerate(texts)
-    }
-
-
-def exchange_texts(text: str, device: torch.device) -> list[str]:
-    """Gives every rank the text of every rank, in the order of ranks."""
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     sizes[dist.get_rank()] = len(mine)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from megatron.resilience.executor.checksum import checksum
 from megatron.resilience.executor.store import Store
+from megatron.resilience.executor.world import World
 from resihp_ext.state.slab import Slab
 from resihp_ext.state.transfer import Transfer
 
@@ -159,12 +160,15 @@ class Move:
         sources: Mapping[str, Store],
         targets: Mapping[str, Store],
         device: torch.device,
+        world: World,
     ) -> None:
         """Looks where everything lies.
 
         Args:
             todo: Messages of all ranks.
+            world: The ranks that are connected.
         """
+        self._number = world.number
         self.todo = todo
         self._rank = rank
         self._sources = sources
@@ -215,12 +219,12 @@ class Move:
             part.buffer = self._free.pop()
         self._begun[part] = None
         if part.message.destination == self._rank:
-            part.work = dist.irecv(part.whole, part.message.source, tag=part.number)
+            part.work = dist.irecv(part.whole, self._number(part.message.source), tag=part.number)
             return
         if part.place is None:
             for item, values in zip(part.message.items, part.values, strict=True):
                 self._sources[item.kind].read(item.slab, values)
-        part.work = dist.isend(part.whole, part.message.destination, tag=part.number)
+        part.work = dist.isend(part.whole, self._number(part.message.destination), tag=part.number)
 
     def _sum_up(self, part: _Part) -> None:
         self._sums[part] = [checksum(values) for values in part.values]
@@ -252,10 +256,10 @@ class Move:
             mine = [one for part in parts for one in self._sums[part]]
             told = torch.tensor(mine, dtype=torch.int64).to(self._device)
             if source == self._rank:
-                work: Any = dist.isend(told, destination, tag=len(self.todo))
+                work: Any = dist.isend(told, self._number(destination), tag=len(self.todo))
             else:
                 told = torch.empty_like(told)
-                work = dist.irecv(told, source, tag=len(self.todo))
+                work = dist.irecv(told, self._number(source), tag=len(self.todo))
             begun.append((parts, mine, told, work))
         found = []
         for parts, mine, told, work in begun:

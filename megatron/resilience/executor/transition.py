@@ -65,7 +65,7 @@ class Moved:
     messages: int
 
 
-def agree(plan: Plan, device: torch.device) -> None:
+def agree(plan: Plan, ranks: Sequence[int], device: torch.device) -> None:
     """Compares the plan's digest over all live ranks, before anything is changed.
 
     Raises:
@@ -74,7 +74,7 @@ def agree(plan: Plan, device: torch.device) -> None:
     digests = exchange_texts(plan.digest, device)
     if len(set(digests)) > 1:
         by_digest: dict[str, list[int]] = {}
-        for rank, one in enumerate(digests):
+        for rank, one in zip(ranks, digests, strict=True):
             by_digest.setdefault(one[:12], []).append(rank)
         raise TransitionError(f"ranks have different plans: {by_digest}")
 

@@ -71,7 +71,8 @@ class Wire:
                 continue
             rows = tensor.detach()[piece.low - first : piece.high - first].contiguous()
             peer = peers[piece.receiver]
-            self._pending.append((dist.isend(rows, peer, tag=_tag(action, mine)), rows))
+            work = dist.isend(rows, self._number(peer), tag=_tag(action, mine))
+            self._pending.append((work, rows))
             size = rows.numel() * rows.element_size()
             self.traffic.sent_bytes += size
             if self._node[peer] != self._node[self.seat.rank]:
@@ -87,7 +88,7 @@ class Wire:
         waits = [
             dist.irecv(
                 mine[piece.low - low : piece.high - low],
-                peers[piece.sender],
+                self._number(peers[piece.sender]),
                 tag=_tag(action, action.peer),
             )
             for piece in pieces(at.rows, len(peers), self.seat.tp)
@@ -105,6 +106,9 @@ class Wire:
         for work, _ in self._pending:
             work.wait()
         self._pending.clear()
+
+    def _number(self, rank: int) -> int:
+        return self.pool.world.number(rank)
 
     def _peers(self, action: Action) -> tuple[int, ...]:
         assert action.peer is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -40,7 +39,6 @@ class Position:
 def collection_for(seat: Seat, pool: GroupPool) -> ProcessGroupCollection:
     """Builds the collection that upstream's model and training loop take."""
     alone, tensor = pool[(seat.rank,)], pool[seat.members]
-    everyone = dist.group.WORLD
     return ProcessGroupCollection(
         tp=tensor,
         tp_cp=tensor,
@@ -48,11 +46,6 @@ def collection_for(seat: Seat, pool: GroupPool) -> ProcessGroupCollection:
         expt_tp=tensor,
         tp_dp_cp=tensor,
         pp=Position(seat.stage, seat.pipeline),
-        # Statistics of a step are the same on all ranks of all replicas.
-        mp=everyone,
-        tp_ep_pp=everyone,
-        tp_ep_pp_with_egtp_remat=everyone,
-        intra_dist_opt=everyone,
         # Where a replica keeps one copy of a checkpoint's shards, others keep further ones.
         dp_cp_gtp_remat=Position(seat.replica, seat.replicas + 1),
         **dict.fromkeys(_ALONE, alone),
@@ -69,7 +62,11 @@ def reseat(groups: ProcessGroupCollection, seat: Seat, pool: GroupPool) -> None:
             setattr(groups, name, value)
 
 
-_ALONE = ("cp", "ep", "dp", "dp_cp", "expt_dp", "expt_dp_gtp_remat", "intra_dp_cp", "intra_expt_dp")
+_ALONE = (
+    *("cp", "ep", "dp", "dp_cp", "expt_dp", "expt_dp_gtp_remat", "intra_dp_cp", "intra_expt_dp"),
+    # What upstream reduces over a replica, the executor has made the same on all ranks of all.
+    *("mp", "tp_ep_pp", "tp_ep_pp_with_egtp_remat", "intra_dist_opt"),
+)
 
 
 def install(seat: Seat, groups: ProcessGroupCollection) -> None:
@@ -106,7 +103,7 @@ def _globals(seat: Seat, groups: ProcessGroupCollection) -> dict[str, Any]:
         "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": seat.virtual,
         "_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK": None if seat.virtual is None else 0,
         "_MODEL_PARALLEL_GROUP": groups.mp,
-        "_MODEL_PARALLEL_GLOBAL_RANKS": list(range(dist.get_world_size())),
+        "_MODEL_PARALLEL_GLOBAL_RANKS": alone,
         "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": groups.mp,
         "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": groups.mp,
         "_DATA_PARALLEL_GROUP": groups.dp,

@@ -1,0 +1,46 @@
+"""The processes that are connected now.
+
+torch numbers the members of its default group from 0; a job's global ranks have gaps once a rank is
+gone. Whatever speaks to torch asks here for the number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Global ranks of the default group, in the order of torch's numbers."""
+
+    members: tuple[int, ...]
+    epoch: int = 0
+    """How often the group has been made anew."""
+
+    def number(self, rank: int) -> int:
+        """What torch calls a global rank."""
+        return self.members.index(rank)
+
+    def numbers(self, ranks: tuple[int, ...]) -> list[int]:
+        """The same of several."""
+        place = {rank: number for number, rank in enumerate(self.members)}
+        return [place[rank] for rank in ranks]
+
+    def connect(self, rank: int, *, backend: str, store: Any, timeout: timedelta) -> None:
+        """Makes the default group; collective over the members.
+
+        Args:
+            rank: This process's global rank.
+            store: Where the members of all epochs meet.
+        """
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"world/{self.epoch}", store),
+            rank=self.number(rank),
+            world_size=len(self.members),
+            timeout=timeout,
+        )
