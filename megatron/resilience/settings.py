@@ -10,6 +10,7 @@ from megatron.resilience.checkpoint.config import CheckpointSafetyConfig
 from megatron.resilience.data.config import DataConfig
 from megatron.resilience.device.choose import DeviceConfig
 from megatron.resilience.executor.config import ExecutorConfig
+from megatron.resilience.faults.config import FaultsConfig
 from megatron.resilience.model.config import InitialWeightsConfig
 from resihp_ext.flags import add_flags, from_namespace
 
@@ -33,6 +34,7 @@ class Settings:
     resilience: ResilienceConfig
     executor: ExecutorConfig
     checkpoint: CheckpointSafetyConfig
+    faults: FaultsConfig
     device: DeviceConfig
     data: DataConfig
     initial_weights: InitialWeightsConfig
@@ -55,6 +57,7 @@ GROUPS: dict[str, tuple[type, str]] = {
     "resilience": (ResilienceConfig, ""),
     "executor": (ExecutorConfig, "resilience-"),
     "checkpoint": (CheckpointSafetyConfig, "resilience-"),
+    "faults": (FaultsConfig, "resilience-"),
     "device": (DeviceConfig, ""),
     "data": (DataConfig, ""),
     "initial_weights": (InitialWeightsConfig, ""),

@@ -1,0 +1,42 @@
+"""Setting of faults made on purpose, and what a job refuses of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from resihp_ext.errors import UserError
+from resihp_ext.faults.fault import LASTING, Fault
+from resihp_ext.faults.read import read_faults
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultsConfig:
+    """Faults on purpose."""
+
+    faults: str | None = None
+    """YAML file of faults that the job does to itself, each once, to try out how it recovers."""
+
+    def read(self, world_size: int) -> tuple[Fault, ...]:
+        """Reads the file; nothing when none is given.
+
+        Raises:
+            UserError: the file, or an entry that this job cannot carry out.
+        """
+        if self.faults is None:
+            return ()
+        found = read_faults(Path(self.faults))
+        for number, fault in enumerate(found):
+            problem = refusal(fault)
+            if problem is None and fault.rank is not None and fault.rank >= world_size:
+                problem = f"rank {fault.rank}: the job has ranks 0 to {world_size - 1}"
+            if problem is not None:
+                raise UserError(f"{self.faults}: entry {number}: {problem}")
+        return found
+
+
+def refusal(fault: Fault) -> str | None:
+    """Why no job can carry out a fault; None when one can."""
+    if fault.kind in LASTING:
+        return f"{fault.kind} is for the simulator alone so far; leave it out of a job's faults"
+    return None
