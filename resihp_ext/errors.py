@@ -7,6 +7,10 @@ Promise: everything a user can cause is a :class:`UserError` and reaches them as
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_GIVE_UP = 3
+"""It would fail again: a scheduler must not requeue the job."""
+EXIT_REQUEUE = 75
+"""Not enough is left to go on; started anew, the job resumes (EX_TEMPFAIL of sysexits.h)."""
 
 
 class ResiHPError(Exception):

@@ -18,6 +18,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Name = Annotated[str, Meta(max_length=64)]
 Line = Annotated[str, Meta(max_length=1000)]
 Text = Annotated[str, Meta(max_length=2**24)]
+Raw = Annotated[bytes, Meta(max_length=2**24)]
 Ranks = Annotated[tuple[Rank, ...], Meta(max_length=2**20)]
 Figures = Annotated[tuple[float, ...], Meta(max_length=64)]
 
@@ -32,6 +33,8 @@ class Loss(Message, frozen=True, kw_only=True, tag="loss"):
     rank: Rank
     cause: Line
     """As a person reads it: "was killed by signal 9 (SIGKILL)"."""
+    time_s: float = 0.0
+    """When it was seen, in seconds since the epoch."""
 
 
 # From workers.
@@ -90,6 +93,14 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     """Plans of which it holds its whole share of the state."""
     phase: Name
     """Where it was stopped."""
+
+
+class Troubled(Message, frozen=True, kw_only=True, tag="troubled"):
+    """A worker has lost a connection and does not know why."""
+
+    rank: Rank
+    epoch: Count
+    text: Line
 
 
 class Adopted(Message, frozen=True, kw_only=True, tag="adopted"):
@@ -160,6 +171,12 @@ class Propose(Message, frozen=True, kw_only=True, tag="propose"):
     reason: Line
 
 
+class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
+    """A proposal is void, unless all have agreed to it already."""
+
+    number: Count
+
+
 class Enter(Message, frozen=True, kw_only=True, tag="enter"):
     """A newcomer begins the training loop at a step, and meets the others there."""
 
@@ -200,6 +217,24 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat"):
     node: Name
     step: Count
     alive: Ranks
+    stuck_s: float = 0.0
+    """Not zero when all its workers wait and none has moved for longer than is usual: for how
+    long."""
+    sent_s: float = 0.0
+    """By the agent's clock; comes back in :class:`Lease`."""
+
+
+class Lease(Message, frozen=True, kw_only=True, tag="lease"):
+    """The coordinator has heard a beat: an agent that gets none of these is cut off."""
+
+    sent_s: float
+
+
+class ForRanks(Message, frozen=True, kw_only=True, tag="for_ranks"):
+    """A message of the coordinator for workers of one node; the agent passes it on unchanged."""
+
+    ranks: Ranks
+    message: Raw
 
 
 class Exited(Message, frozen=True, kw_only=True, tag="exited"):
@@ -223,6 +258,12 @@ class Replace(Message, frozen=True, kw_only=True, tag="replace"):
 
     rank: Rank
     incarnation: Count
+
+
+class Restart(Message, frozen=True, kw_only=True, tag="restart"):
+    """Start all workers of all nodes anew: one has died before the first step."""
+
+    cause: Line
 
 
 class EndNode(Message, frozen=True, kw_only=True, tag="end_node"):
@@ -256,6 +297,7 @@ AnyMessage = (
     | Armed
     | Progress
     | Arrived
+    | Troubled
     | Adopted
     | Agreed
     | Ready
@@ -263,14 +305,18 @@ AnyMessage = (
     | View
     | Go
     | Propose
+    | Withdraw
     | Enter
     | Stop
     | NodeHello
     | Assigned
     | NodeBeat
+    | Lease
+    | ForRanks
     | Exited
     | Kill
     | Replace
+    | Restart
     | EndNode
     | Ask
     | Answer

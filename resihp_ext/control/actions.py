@@ -1,0 +1,49 @@
+"""What the coordinator's rules want done.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resihp_ext.control.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToRank:
+    """Send a worker a message, through the agent of its node."""
+
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """Send an agent a message."""
+
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class NeedPlan:
+    """Ask the planner; its answer is for ``Membership.planned``."""
+
+    request: str
+    devices: tuple[tuple[int, int, bool], ...]
+    """Of every place of the job: rank, number of the node, whether it may be used."""
+    problem: str
+    plan: str
+    """What ran until now."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over."""
+
+    exit_code: int
+    cause: str
+
+
+Action = ToRank | ToNode | NeedPlan | End

@@ -1,0 +1,189 @@
+"""Which worker makes no progress: rules without clocks, processes or sockets of their own.
+
+A worker says every moment in which phase it is, how many actions it has finished (``ticks``) and
+whether it waits for others. From that:
+
+* silent: no word for :attr:`HangRules.silence_s`: it is stopped, or something keeps the
+  interpreter to itself;
+* hung: it does not wait, and its ticks stand still for longer than the limit of its phase;
+* stuck: everybody waits and nobody moves: nobody is to blame, and only the coordinator, who sees
+  all nodes, can tell.
+
+The limit of a phase is the larger of its floor and a multiple of the longest time that a tick took
+in that phase when all was well. A worker that waits is a victim, unless it was told to stop
+waiting (:meth:`Watch.told`). After a verdict the clocks of the worker begin anew: a second
+incident, or a process that a signal did not end, is found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from resihp_ext.control.messages import Progress
+
+SETUP = "setup"
+PATIENT_S = MappingProxyType(
+    {
+        SETUP: 1800.0,
+        "first_step": 1800.0,
+        "checkpoint": 3600.0,
+        "evaluation": 1800.0,
+        "recovery": 300.0,
+        "change": 300.0,
+    }
+)
+"""Floors of phases in which one action may take long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HangRules:
+    """Limits, in seconds."""
+
+    silence_s: float = 5.0
+    patient_silence_s: float = 60.0
+    """In patient phases, where one call into a library may keep the interpreter for long. A
+    process that the system shows as stopped gets no such patience."""
+    floor_s: float = 30.0
+    """Of every phase that is not in :attr:`floors_s`."""
+    floors_s: Mapping[str, float] = PATIENT_S
+    factor: float = 5.0
+    """Times the longest healthy duration of a tick in a phase."""
+    stuck_floor_s: float = 60.0
+    """Before all who wait may be called stuck."""
+    gap_s: float = 2.0
+    """When nobody has looked for so long, this process itself was held up: nothing that happened
+    in between counts against a worker."""
+
+    def silence_of(self, phase: str, *, stopped: bool) -> float:
+        """How long a worker may be silent."""
+        patient = phase in self.floors_s and not stopped
+        return max(self.silence_s, self.patient_silence_s) if patient else self.silence_s
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A worker that is to be ended."""
+
+    rank: int
+    cause: str
+
+
+@dataclass(slots=True)
+class _Worker:
+    heard_s: float
+    moved_s: float
+    phase: str
+    ticks: int = -1
+    step: int = 0
+    waiting: bool = False
+    speaks: bool = False
+    """Whether it has ever said anything; before that its silence means nothing."""
+    excused: bool = True
+    """Whether waiting counts as an excuse, and a long tick as healthy."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """The workers of one node."""
+
+    rules: HangRules = field(default_factory=HangRules)
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _longest_s: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """By phase, and whether it was spent waiting."""
+    _looked_s: float | None = None
+
+    def begin(self, rank: int, now_s: float) -> None:
+        """A new process has the rank."""
+        self._workers[rank] = _Worker(now_s, now_s, SETUP)
+
+    def forget(self, rank: int) -> None:
+        """The process has ended, or is about to."""
+        self._workers.pop(rank, None)
+
+    def heard(self, message: Progress, now_s: float) -> None:
+        """A worker of this node has spoken."""
+        worker = self._workers.get(message.rank)
+        if worker is None:
+            return
+        if message.ticks != worker.ticks:
+            if worker.excused and worker.ticks >= 0:
+                key = (worker.phase, worker.waiting)
+                took_s = now_s - worker.moved_s
+                self._longest_s[key] = max(self._longest_s.get(key, 0.0), took_s)
+            worker.ticks, worker.moved_s, worker.excused = message.ticks, now_s, True
+        worker.heard_s, worker.speaks = now_s, True
+        worker.phase, worker.waiting, worker.step = message.phase, message.waiting, message.step
+
+    def told(self, rank: int, now_s: float) -> None:
+        """A worker was told to stop what it does: from now on it has to move, waiting or not."""
+        worker = self._workers.get(rank)
+        if worker is not None:
+            worker.moved_s, worker.excused = now_s, False
+
+    def look(
+        self, now_s: float, stopped: Callable[[int], bool] = lambda _rank: False
+    ) -> list[Verdict]:
+        """Who is silent or hung; ``stopped`` says whether the system shows a process as stopped."""
+        self._forgive(now_s)
+        found = []
+        for rank, worker in self._workers.items():
+            cause = self._silent(rank, worker, now_s, stopped) or self._hung(worker, now_s)
+            if cause:
+                found.append(Verdict(rank, cause))
+                worker.heard_s = worker.moved_s = now_s
+                worker.excused = False
+        return found
+
+    def _forgive(self, now_s: float) -> None:
+        gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        self._looked_s = now_s
+        if gap_s > self.rules.gap_s:
+            for worker in self._workers.values():
+                worker.heard_s = min(now_s, worker.heard_s + gap_s)
+                worker.moved_s = min(now_s, worker.moved_s + gap_s)
+
+    def _silent(
+        self, rank: int, worker: _Worker, now_s: float, stopped: Callable[[int], bool]
+    ) -> str:
+        silent_s = now_s - worker.heard_s
+        if not worker.speaks or silent_s <= self.rules.silence_s:
+            return ""
+        is_stopped = stopped(rank)
+        if silent_s <= self.rules.silence_of(worker.phase, stopped=is_stopped):
+            return ""
+        why = "the process is stopped" if is_stopped else f"phase {worker.phase}"
+        return f"gave no sign of life for {silent_s:.1f} s ({why})"
+
+    def _hung(self, worker: _Worker, now_s: float) -> str:
+        still_s = now_s - worker.moved_s
+        if worker.waiting and worker.excused:
+            return ""
+        if still_s <= self.limit_s(worker.phase):
+            return ""
+        return f"made no progress for {still_s:.1f} s in step {worker.step}, phase {worker.phase}"
+
+    def limit_s(self, phase: str) -> float:
+        """How long a tick may take in a phase."""
+        floor_s = self.rules.floors_s.get(phase, self.rules.floor_s)
+        return max(floor_s, self.rules.factor * self._longest_s.get((phase, False), 0.0))
+
+    def _stuck_limit_s(self, phase: str) -> float:
+        longest_s = self._longest_s.get((phase, True), 0.0)
+        return max(self.rules.stuck_floor_s, self.limit_s(phase), self.rules.factor * longest_s)
+
+    def stuck_s(self, now_s: float) -> float:
+        """How long nobody has moved, if all wait for longer than usual; else 0."""
+        workers = self._workers.values()
+        if not workers or not all(worker.waiting for worker in workers):
+            return 0.0
+        still = [(now_s - worker.moved_s, worker.phase) for worker in workers]
+        if any(still_s <= self._stuck_limit_s(phase) for still_s, phase in still):
+            return 0.0
+        return min(still_s for still_s, _ in still)
+
+    @property
+    def step(self) -> int:
+        """The furthest that a worker has come."""
+        return max((worker.step for worker in self._workers.values()), default=0)
