@@ -21,7 +21,16 @@ LONGEST_FILE_LINES = 400
 LONGEST_FUNCTION_LINES = 60
 
 ENGINE = "resihp_ext"
-PLANNING_FOLDERS = ("plan", "state", "cost", "scheduler", "whatif", "simulator", "predictor", "faults")
+PLANNING_FOLDERS = (
+    "plan",
+    "state",
+    "cost",
+    "scheduler",
+    "whatif",
+    "simulator",
+    "predictor",
+    "faults",
+)
 PLANNING_FILES = ("errors.py", "environment.py", "packing.py")
 
 ADAPTER_ROOM = "megatron/resilience/upstream/"
