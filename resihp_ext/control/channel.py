@@ -127,7 +127,7 @@ class Channel:
     def _known(self, payload: bytes) -> Message:
         try:
             message = say.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except msgspec.MsgspecError as error:
             raise frames.FrameError("unknown message", str(error)) from None
         if not isinstance(message, self._taken):
             kind = type(message).__name__
@@ -179,7 +179,7 @@ async def accept(
 def _record[Record](raw: bytes, kind: type[Record]) -> Record:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise frames.FrameError("bad handshake", str(error)) from None
 
 

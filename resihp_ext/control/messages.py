@@ -337,5 +337,8 @@ def decode(raw: bytes) -> Message:
     Raises:
         msgspec.MsgspecError: anything that is not exactly a message of the schema.
     """
-    found: Message = _decoder.decode(raw)
+    try:
+        found: Message = _decoder.decode(raw)
+    except (UnicodeDecodeError, RecursionError) as error:  # of strings, of endless nesting
+        raise msgspec.DecodeError(str(error)) from None
     return found

@@ -24,6 +24,7 @@ UP = (
     say.Agreed,
     say.Ready,
     say.Leaving,
+    say.Troubled,
 )
 TO_SERVER: dict[str, tuple[type[Message], ...]] = {
     WORKER: UP,

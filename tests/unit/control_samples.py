@@ -1,0 +1,41 @@
+"""One message of every class of the schema."""
+
+from __future__ import annotations
+
+import typing
+
+from resihp_ext.control import messages as say
+from resihp_ext.control.messages import Message
+
+KINDS: tuple[type[Message], ...] = typing.get_args(say.AnyMessage)
+
+SAMPLES: tuple[Message, ...] = (
+    say.Hello(rank=3, incarnation=1, pid=4711, joins=True),
+    say.Described(rank=0, problem='{"a": 1}', plan="{}"),
+    say.Armed(rank=2),
+    say.Progress(rank=1, step=9, micro_batch=2, phase="forward", waiting=False, ticks=77),
+    say.Arrived(rank=1, epoch=2, region=5, result=(1.5, -0.0), versions=(1, 2), phase="sync"),
+    say.Troubled(rank=1, epoch=2, text="connection reset"),
+    say.Adopted(rank=1, epoch=2, version=3),
+    say.Agreed(rank=0, number=1, step=12, loop="{}"),
+    say.Ready(rank=9),
+    say.Leaving(rank=9, exit_code=0),
+    say.View(epoch=1, members=(0, 2), losses=(say.Loss(rank=1, cause="was killed"),)),
+    say.Go(epoch=1, plan="{}", region=4, result=(), version=1, reason="rank 1 was killed"),
+    say.Propose(number=1, epoch=2, members=(0, 1), plan="{}", reason="rank 1 joined"),
+    say.Withdraw(number=1),
+    say.Enter(number=1, step=12, loop="{}"),
+    say.Stop(exit_code=75, cause="no layout fits"),
+    say.NodeHello(node="a", address="10.0.0.1", ranks=(0, 1), slots=2),
+    say.Assigned(ranks=(4, 5)),
+    say.NodeBeat(node="a", step=3, alive=(0, 1), stuck_s=0.0, sent_s=12.5),
+    say.Lease(sent_s=12.5),
+    say.ForRanks(ranks=(0, 1), message=say.encode(say.Withdraw(number=1))),
+    say.Exited(rank=1, incarnation=0, cause="was killed", exit_code=-9),
+    say.Kill(rank=1, cause="makes no progress"),
+    say.Replace(rank=1, incarnation=1),
+    say.Restart(cause="rank 1 was killed"),
+    say.EndNode(exit_code=0, cause=""),
+    say.Ask(verb="drain", node="a"),
+    say.Answer(ok=True, text="yes"),
+)
