@@ -16,6 +16,8 @@ EXIT_REQUEUE = 75
 class ResiHPError(Exception):
     """Root of every error that this project raises on purpose."""
 
+    exit_code = EXIT_FAILURE
+    """Of a process that ends with it."""
     speaks: bool | None = None
     """Whether this rank prints it. None: what is wrong is wrong on every rank, so the first process
     of each node speaks for all."""
@@ -23,6 +25,8 @@ class ResiHPError(Exception):
 
 class UserError(ResiHPError, ValueError):
     """Bad input from the user: flags, files, layouts. Shown as one line, exit code 2."""
+
+    exit_code = EXIT_USAGE
 
 
 class CheckpointError(ResiHPError):

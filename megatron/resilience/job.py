@@ -30,6 +30,9 @@ from megatron.resilience.model.layers import layer_spec
 from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.patches.training_log import Iteration
 from megatron.resilience.preset import read_preset, with_defaults
+from megatron.resilience.recovery.brief import brief
+from megatron.resilience.recovery.member import StoppedError
+from megatron.resilience.recovery.survive import Surroundings, Survivor
 from megatron.resilience.settings import Settings, add_our_flags
 from megatron.resilience.upstream import arguments, parallel
 from megatron.resilience.upstream.batch import MicroBatch
@@ -38,6 +41,7 @@ from megatron.resilience.upstream.forward import ForwardStep
 from megatron.resilience.upstream.origin import require_wheel
 from megatron.resilience.upstream.resume import job_store, resolve_load
 from megatron.resilience.upstream.rng import RngKeeper
+from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import EXIT_OK, ResiHPError, UserError
 from resihp_ext.events import Event, EventLog
@@ -62,19 +66,19 @@ class Job:
         self.device = _choose_device(argv)
         self.patches.apply_for(self.device.kind)
         words = _with_device_preset(argv, self.device)
-        self.layout = planned_layout(words, _settings(argv), self.rank)
+        self._agent = WorkerEnvironment.from_environ(os.environ)
+        newcomer = self._agent is not None and self._agent.joins
+        self.layout = planned_layout(words, _settings(argv), self.rank, newcomer=newcomer)
         self.args = self.layout.parse(words, add_our_flags)
         self.settings = Settings.from_namespace(self.args)
         self._share_gpus()
         self.executor = self.layout.executor(self.args, self.settings, self._torch_device())
         self.patches.training_loop.executor = self.executor
+        self.patches.local_timers.local = self.executor is not None
         check_packing(self.args, self.settings.data)
         check_data(self.args)
         self.store = job_store(self.rank)
-        self._resumed_step = resolve_load(
-            self.args, self.settings.checkpoint, self.store, self.rank
-        )
-        self._leave_if_done()
+        self._resumed_step = self._find_checkpoint(newcomer)
         self.model_config, self.config = arguments.configurations(self.args)
         self.models: list[torch.nn.Module] = []
         self._customise_model()
@@ -91,17 +95,19 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
-        self._follow_timetable()
+        self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
             print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
 
     def __enter__(self) -> Self:
         if self.executor is not None:
+            assert isinstance(self.layout, Planned)
+            members = self.layout.members
             self.executor.join(
+                members,
                 backend=self.args.distributed_backend,
-                store=self.store,
-                world_size=self.rank.world_size,
+                store=self.store if len(members) > 1 else torch.distributed.HashStore(),
                 timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
             )
         return self
@@ -134,6 +140,8 @@ class Job:
             raise refusal from error
         if isinstance(error, ResiHPError):
             error.speaks = self._first_to_say(str(error))
+            if self.survivor is not None and isinstance(error, StoppedError):
+                self.survivor.leave(error.exit_code)
 
     def _first_to_say(self, text: str) -> bool:
         """Whether no other rank has met this very error yet; all speak when the store is gone."""
@@ -149,21 +157,25 @@ class Job:
         if self.events is not None:
             traffic = {} if self.executor is None else asdict(self.executor.traffic)
             self.events.write(Event.JOB_END, step=self._step, **traffic)
-        if torch.distributed.is_initialized():
+        if self.survivor is not None:
+            self.survivor.meet()
+            self.survivor.leave()
+        elif torch.distributed.is_initialized():
             # Without the barrier a fast rank closes its sockets under a slower one's last message.
             torch.distributed.barrier()
+        if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _leave_if_done(self) -> None:
+    def _leave_if_done(self, step: int) -> None:
         """Ends a job that was started once more after its last step, as a requeued batch job is.
 
         Raises:
             SystemExit: with code 0; upstream would fail for want of samples.
         """
         last = self.args.train_iters
-        if last and self._resumed_step >= last and not self.args.skip_train:
+        if last and step >= last and not self.args.skip_train:
             if self.rank.rank == 0:
-                line = f"resihp: nothing to do: step {self._resumed_step} of {last} is already done"
+                line = f"resihp: nothing to do: step {step} of {last} is already done"
                 print(line, flush=True)  # noqa: T201 - a line for people
             raise SystemExit(EXIT_OK)
 
@@ -185,19 +197,45 @@ class Job:
             return torch.device("cpu")
         return torch.device("cuda", self.rank.local_rank % torch.cuda.device_count())
 
-    def _follow_timetable(self) -> None:
+    def _find_checkpoint(self, newcomer: bool) -> int:
+        """Agrees with the other ranks on a checkpoint; a newcomer gets its state from them."""
+        if newcomer:
+            self.args.load = None
+            return 0
+        step = resolve_load(self.args, self.settings.checkpoint, self.store, self.rank)
+        self._leave_if_done(step)
+        return step
+
+    def _survive(self) -> Survivor | None:
+        """Lets this rank change its layout: by its timetable, and when others are lost."""
         if self.executor is None or not isinstance(self.layout, Planned):
-            return
-        self.executor.before_step = TimetableDriver(
+            return None
+        factory = ModuleFactory(
+            self.args, self._use_our_layers, sequence_parallel=self.layout.sequence_parallel
+        )
+        folder = resilience_dir(self.settings, self.args)
+        layout, timetable = self.layout, self.layout.timetable
+        driver = TimetableDriver(
+            self.executor, timetable, factory, folder=folder, events=self.events
+        )
+        if self._agent is None:
+            self.executor.before_step = driver
+            if self.settings.faults.faults:
+                raise UserError("--resilience-faults: start the job with resihp-run")
+            return None
+        return Survivor(
             self.executor,
-            self.layout.timetable,
-            ModuleFactory(
-                self.args,
-                self._use_our_layers,
-                sequence_parallel=self.layout.sequence_parallel,
+            factory,
+            self.patches,
+            Surroundings(
+                rank=self.rank,
+                agent=self._agent,
+                folder=folder,
+                events=self.events,
+                faults=self.settings.faults.read(self.rank.world_size),
+                describe=lambda: brief(self.args, layout, self.device),
+                also=driver if len(timetable) > 1 else None,
             ),
-            folder=resilience_dir(self.settings, self.args),
-            events=self.events,
         )
 
     def _use_our_layers(self, config: Any) -> None:

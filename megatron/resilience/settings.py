@@ -20,7 +20,11 @@ class ResilienceConfig:
     """Resilience."""
 
     resilience: bool = False
-    """Turns resilience on: events and workload of every step are recorded in --resilience-dir."""
+    """Turns resilience on: under resihp-run the job goes on when ranks die, in another layout."""
+
+    resilience_observe_only: bool = False
+    """Only records events and workload of every step in --resilience-dir; Megatron's own schedules
+    and optimizers train, and the first rank that dies ends the job."""
 
     resilience_dir: str | None = None
     """Where events, receipts and plans are written; default: resilience/ beside --save, else

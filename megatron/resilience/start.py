@@ -14,7 +14,7 @@ from typing import Literal, cast
 from megatron.resilience.device.choose import prepare_environment
 from megatron.resilience.preset import read_preset, split_presets, with_defaults
 from resihp_ext.environment import RankEnvironment
-from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
+from resihp_ext.errors import EXIT_OK, ResiHPError, UserError
 
 _DEVICES = ("auto", "cpu", "cuda")
 
@@ -50,8 +50,8 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     """Runs ``main``; an error of ours becomes one line on stderr.
 
     Returns:
-        0; 2 after a :class:`UserError`; 1 after any other :class:`ResiHPError`. Errors that are
-        not ours keep their traceback.
+        0, or that of the error: 2 after a :class:`UserError`, mostly 1 after another
+        :class:`ResiHPError`. Errors that are not ours keep their traceback.
     """
     try:
         main(argv)
@@ -61,7 +61,7 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
             # One write, so that lines of several ranks do not run into each other.
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
-        return EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+        return error.exit_code
     return EXIT_OK
 
 

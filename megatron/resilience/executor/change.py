@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +14,14 @@ from megatron.core.utils import get_model_config
 from megatron.resilience.executor import move, transition
 from megatron.resilience.executor.buffers import MASTER
 from megatron.resilience.executor.groups import members_of
+from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import exchange_texts
 from megatron.resilience.executor.modules import ModuleFactory, forget_modules, own_memory
 from megatron.resilience.executor.needs import Needs, kinds_that_travel
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
+from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.ddp import let_go
 from megatron.resilience.upstream.process_groups import install, reseat
 from resihp_ext.plan.plan import Plan
@@ -27,23 +30,53 @@ if TYPE_CHECKING:
     from megatron.resilience.executor.executor import Executor
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Why the layout changes, and how."""
+
+    reason: str
+    world: World | None = None
+    """The processes that run the new plan, if they are others than now."""
+    source: int | None = None
+    """Version of the plan whose state is the source; default: the one that runs."""
+    torn: bool = False
+    """Whether a step was broken off, so that modules may hold weights of before it."""
+    newcomer: bool = False
+    """Whether this rank comes to the others, with nothing of the state."""
+    joint: bool = False
+    """Whether there are newcomers at all."""
+
+
 class Change:
-    """One transition of one executor."""
+    """One transition of one executor.
+
+    The state before is kept until every rank has verified its new one: whoever is interrupted in
+    between still has it, and can begin again.
+    """
 
     def __init__(
-        self, executor: Executor, plan: Plan, models: list[torch.nn.Module], step: int
+        self,
+        executor: Executor,
+        plan: Plan,
+        models: list[torch.nn.Module],
+        step: int,
+        *,
+        cause: Cause,
+        phases: Phases | None = None,
     ) -> None:
         """Prepares the change to ``plan``.
 
         Args:
             models: The training loop's own list of model chunks; its content is replaced.
             step: Steps done so far.
+            phases: What led to the change, already timed.
         """
         self._executor = executor
         self._plan = plan
         self._models = models
         self._step = step
-        self._phases = Phases()
+        self._cause = cause
+        self._phases = phases or Phases()
         self._old_plan, self._old_seat = executor.plan, executor.seat
         optimizer = executor.optimizer
         assert optimizer is not None, "a plan changes after the optimizer is built"
@@ -61,37 +94,65 @@ class Change:
             TransitionError: ranks do not agree on the plan, or the state is not what it was.
         """
         phase, executor = self._phases, self._executor
+        if self._cause.world is not None:
+            with phase("world"):
+                executor.reconnect(self._cause.world)
         with phase("agree"):
             transition.agree(self._plan, executor.world.members, executor.device)
-        old = self._held()
+            old = self._source()
         with phase("digest"):
             before = self._digests(old)
         seat = Seat.of(self._plan, executor.seat.rank)
-        rebuild = not seat.same_modules(self._old_seat)
+        rebuild = self._cause.world is not None or not seat.same_modules(self._old_seat)
         with phase("groups"):
-            made = executor.pool.add(members_of(self._plan, ()))
+            made = executor.pool.add(members_of(self._plan, (), executor.world.members))
             reseat(executor.groups, seat, executor.pool)
-            install(seat, executor.groups)
+            install(seat, executor.groups, executor.world)
         executor.plan, executor.seat = self._plan, seat
         with phase("modules"):
             self._modules(factory, seat, rebuild)
         with phase("layout"):
             made += self._layout()
         moved, moving = self._move(old)
-        del old
         with phase("verify"):
             self._refuse(moving.damaged())
             del moving
-            self._verify(before, self._digests(self._held()))
+            new = executor.state_here()
+            self._verify(before, self._digests(new))
+        executor.held[new.version] = new
+        with phase("commit"):
+            dist.barrier()
+        del old
+        executor.held = {new.version: new}
         with phase("release"):
             ended = executor.pool.keep(executor.wanted_groups())
             forget_modules()
         return self._receipt(moved, before, rebuild, (made, ended))
 
-    def _held(self) -> Held:
-        executor = self._executor
-        assert executor.layout is not None
-        return Held(layout=executor.layout, buffers=executor.buffers, pieces=self._optimizer.pieces)
+    def _source(self) -> Held:
+        """The state before, as far as it is left."""
+        executor, cause = self._executor, self._cause
+        if cause.joint:
+            return self._told_state().among(executor.world.members)
+        version = self._old_plan.version if cause.source is None else cause.source
+        held = executor.held[version]
+        if cause.world is None:
+            return held
+        masters_only = cause.torn and executor.redundancy != "replicated"
+        return held.among(executor.world.members, masters_only=masters_only)
+
+    def _told_state(self) -> Held:
+        """Tells newcomers what the others hold."""
+        executor, optimizer = self._executor, self._optimizer
+        mine = ""
+        if not self._cause.newcomer:
+            held = executor.held[self._old_plan.version]
+            mine = json.dumps([self._old_plan.version, optimizer.steps, held.layout.to_json()])
+        told = next(filter(None, self._told(mine)))
+        if not self._cause.newcomer:
+            return held
+        version, optimizer.steps, layout = json.loads(told)
+        return Held(version=version, layout=StateLayout.from_json(layout), buffers=(), pieces=())
 
     def _digests(self, held: Held) -> dict[str, str]:
         executor = self._executor
@@ -128,7 +189,7 @@ class Change:
     def _move(self, old: Held) -> tuple[Moved, move.Move]:
         phase, executor = self._phases, self._executor
         kinds = kinds_that_travel(self._state_kinds[1:], half=self._half)
-        new = self._held()
+        new = executor.state_here()
         with phase("transfers"):
             needs = Needs(old.layout, new.layout, kinds)
             todo = move.messages(needs.transfers(), kinds)
@@ -190,4 +251,5 @@ class Change:
             digests=digests,
             rebuilt=[rank for rank, flag in flags if flag == "1"],
             groups=groups,
+            reason=self._cause.reason,
         )

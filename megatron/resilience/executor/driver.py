@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from megatron.resilience.executor.change import Change
+from megatron.resilience.executor.change import Cause, Change
 from megatron.resilience.executor.executor import Executor
 from megatron.resilience.executor.heap import few_arenas, large_apart
 from megatron.resilience.executor.modules import ModuleFactory, exempt_what_is_here
@@ -56,7 +56,9 @@ class TimetableDriver:
         if plan.digest == self._executor.plan.digest:
             return
         with large_apart():
-            receipt = Change(self._executor, plan, models, step).run(self._factory)
+            cause = Cause(reason="plan schedule")
+            change = Change(self._executor, plan, models, step, cause=cause)
+            receipt = change.run(self._factory)
         self.receipts.append(receipt)
         self._keep_plan(plan)
         if not self._first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron.resilience.executor.buffers import DomainBuffer
 from megatron.resilience.executor.groups import GroupPool, Members, members_of
+from megatron.resilience.executor.guard import Figures, Guard, NoGuard
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import pieces_of
 from megatron.resilience.executor.optimizer import (
@@ -25,6 +26,7 @@ from megatron.resilience.executor.optimizer import (
 )
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Step
+from megatron.resilience.executor.transition import Held
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
 from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
@@ -41,12 +43,28 @@ LOSSES = ("lm loss",)
 """Keys of what the forward step reports: a sum and the number of tokens of each."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """One call of the training loop for all micro-batches of a global batch; can be repeated."""
+
+    forward_step_func: Callable[..., Any]
+    stream: Stream
+    position: int
+    """Samples before the global batch."""
+    micro_batches: int
+    seq_length: int
+    micro_batch_size: int
+    forward_only: bool
+    collect_non_loss_data: bool
+
+
 class Executor:
     """Runs the steps of a plan on this rank.
 
     Attributes:
         groups: What ``pretrain`` takes as ``pg_collection``.
         traffic: Bytes sent over stage boundaries so far.
+        before_training: Called with Megatron's parameter scheduler before the training loop.
         before_step: Called with the training loop's list of model chunks before every step; may
             change the plan.
     """
@@ -70,20 +88,35 @@ class Executor:
         self.redundancy = redundancy
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
         self._fresh = True
+        self.guard: Guard = NoGuard()
+        self.models: list[torch.nn.Module] = []
+        self._last: Pass | None = None
+        self._stale = True
+        self._totals_of_step: Figures = ()
+        self.held: dict[int, Held] = {}
+        """By the version of the plan; two while a change is not done everywhere."""
         self._overrides: Any = None
         self.before_step: Callable[[list[torch.nn.Module]], None] = lambda _models: None
+        self.before_training: Callable[[Any], None] = lambda _scheduler: None
         self.optimizer: DomainOptimizer | None = None
 
-    def join(self, *, backend: str, store: Any, world_size: int, timeout: timedelta) -> None:
-        """Connects all ranks and makes the groups of the plan's stages; collective."""
+    def join(self, members: Sequence[int], *, backend: str, store: Any, timeout: timedelta) -> None:
+        """Connects all ranks and makes the groups of the plan's stages; collective.
+
+        Args:
+            members: Global ranks, ascending.
+            store: Where they meet.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.world = World(members=tuple(range(world_size)))
+        self._backend, self._timeout = backend, timeout
+        self.meeting_place = lambda: store
+        self.world = World(members=tuple(members))
         self.world.connect(self.seat.rank, backend=backend, store=store, timeout=timeout)
         self.pool = GroupPool(self.world, timeout)
-        self.pool.add(members_of(self.plan, ()))
+        self.pool.add(members_of(self.plan, (), self.world.members))
         self.groups = collection_for(self.seat, self.pool)
-        install(self.seat, self.groups)
+        install(self.seat, self.groups, self.world)
 
     def build_optimizer(
         self, config: Any, models: Sequence[torch.nn.Module], overrides: Any
@@ -91,7 +124,10 @@ class Executor:
         """Builds this rank's optimizer; collective."""
         self._overrides = overrides
         self.optimizer = DomainOptimizer(config, self.device)
+        self.optimizer.sharded = self.redundancy != "replicated"
+        self.optimizer.guard, self.optimizer.ready = self.guard, self.make_gradients
         self.attach(self.optimizer, models)
+        self.held = {self.plan.version: self.state_here()}
         return self.optimizer
 
     def attach(self, optimizer: DomainOptimizer, models: Sequence[torch.nn.Module]) -> int:
@@ -133,6 +169,7 @@ class Executor:
         optimizer.attach(base, self.buffers, self.layout.groups, pieces)
         self._share_memory(models)
         self._programs.clear()
+        self._stale = True
         return made
 
     def _share_memory(self, models: Sequence[torch.nn.Module]) -> None:
@@ -140,10 +177,37 @@ class Executor:
         for model in models:
             free_gradients(model, shared)
 
+    def state_here(self) -> Held:
+        """What this rank holds under its plan."""
+        assert self.layout is not None
+        assert self.optimizer is not None
+        return Held(
+            version=self.plan.version,
+            layout=self.layout,
+            buffers=self.buffers,
+            pieces=self.optimizer.pieces,
+        )
+
+    def reconnect(self, world: World) -> None:
+        """Connects this rank with the members of another world; collective over them.
+
+        All groups end with the world before.
+        """
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        world.connect(
+            self.seat.rank,
+            backend=self._backend,
+            store=self.meeting_place(),
+            timeout=self._timeout,
+        )
+        self.world = world
+        self.pool = GroupPool(world, self._timeout)
+
     def wanted_groups(self) -> tuple[Members, ...]:
         """Every group that the plan and its sync domains need."""
         assert self.layout is not None
-        return members_of(self.plan, self.layout.keepers)
+        return members_of(self.plan, self.layout.keepers, self.world.members)
 
     def _common_degree(self) -> int:
         """Least common multiple of all tensor-parallel degrees."""
@@ -167,40 +231,76 @@ class Executor:
         Returns:
             One report with the loss of the whole global batch, on every rank.
         """
-        models = model if isinstance(model, list) else [model]
+        self.models = model if isinstance(model, list) else [model]
         self._refresh(forward_only)
         if not forward_only:
-            self.before_step(models)
-        plan, actions = self._program(num_microbatches, forward_only)
-        config = get_model_config(models[0])
-        timers = config.timers
-        if timers is not None:
-            timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        if not forward_only:
-            for buffer in self.buffers:
-                buffer.clear_gradients()
+            self.before_step(self.models)
         stream = _stream(data_iterator)
-        step = Step(
-            plan=plan,
-            wire=self._wire(plan, config),
-            boundary=self._boundary(config, seq_length, micro_batch_size),
-            models=models,
-            chunks=self.seat.chunks,
+        work = Pass(
             forward_step_func=forward_step_func,
-            fetch=stream.micro_batch,
+            stream=stream,
+            position=stream.position,
+            micro_batches=num_microbatches,
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
         )
-        step.run(actions)
-        stream.advance(num_microbatches)
         if collect_non_loss_data:
-            return step.reports
+            return self._play(work).reports
+        if forward_only:
+            totals = self.guard.run("evaluation", lambda: self._evaluate(work))
+            return [self._report(totals, forward_only)]
+        self._last = work
+        self._stale = True
+        return [self._report(self.guard.run("step", self.make_gradients, ends=False), False)]
+
+    def make_gradients(self) -> Figures:
+        """Plays the last pass of a step, unless its gradients are already there; collective."""
+        work = self._last
+        assert work is not None
+        if not self._stale:
+            return self._totals_of_step
+        config = get_model_config(self.models[0])
+        timers = config.timers
+        if timers is not None:
+            timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        for buffer in self.buffers:
+            buffer.clear_gradients()
+        step = self._play(work)
+        self.guard.look("sync", waiting=True)
         totals = self._totals(step)
-        if not forward_only:
-            self._reduce_gradients(float(totals[0]) if config.calculate_per_token_loss else None)
+        self._reduce_gradients(totals[0] if config.calculate_per_token_loss else None)
         if timers is not None:
             timers("forward-backward").stop()
-        return [self._report(totals, forward_only)]
+        self._stale, self._totals_of_step = False, totals
+        return totals
+
+    def _evaluate(self, work: Pass) -> Figures:
+        step = self._play(work)
+        self.guard.look("sync", waiting=True)
+        return self._totals(step)
+
+    def _play(self, work: Pass) -> Step:
+        """Runs this rank's actions of a pass, from its beginning."""
+        plan, actions = self._program(work.micro_batches, work.forward_only)
+        config = get_model_config(self.models[0])
+        work.stream.go_to(work.position)
+        step = Step(
+            plan=plan,
+            wire=self._wire(plan, config),
+            boundary=self._boundary(config, work.seq_length, work.micro_batch_size),
+            models=self.models,
+            chunks=self.seat.chunks,
+            forward_step_func=work.forward_step_func,
+            fetch=work.stream.micro_batch,
+            look=self.guard.look,
+            forward_only=work.forward_only,
+            collect_non_loss_data=work.collect_non_loss_data,
+        )
+        step.run(actions)
+        work.stream.advance(work.micro_batches)
+        return step
 
     def _refresh(self, forward_only: bool) -> None:
         """Before the first step: whatever was loaded into the modules is what is trained."""
@@ -240,7 +340,7 @@ class Executor:
             device=self.device,
         )
 
-    def _totals(self, step: Step) -> torch.Tensor:
+    def _totals(self, step: Step) -> Figures:
         """Sums over all stage instances: tokens, then loss and tokens of each reported key."""
         sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self.device)
         # All ranks of a tensor-parallel group report the same.
@@ -250,11 +350,12 @@ class Executor:
                 for k, key in enumerate(LOSSES):
                     sums[1 + 2 * k : 3 + 2 * k] += report[key].double()
         dist.all_reduce(sums)
-        return sums
+        return tuple(sums.tolist())
 
-    def _report(self, totals: torch.Tensor, forward_only: bool) -> dict[str, torch.Tensor]:
+    def _report(self, totals: Figures, forward_only: bool) -> dict[str, torch.Tensor]:
         """Means of a training step; of an evaluation sum and tokens, which upstream adds up."""
-        pairs = {key: totals[1 + 2 * k : 3 + 2 * k] for k, key in enumerate(LOSSES)}
+        sums = torch.tensor(totals, dtype=torch.float64, device=self.device)
+        pairs = {key: sums[1 + 2 * k : 3 + 2 * k] for k, key in enumerate(LOSSES)}
         if forward_only:
             return {key: pair.float() for key, pair in pairs.items()}
         return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, pair in pairs.items()}
@@ -284,9 +385,13 @@ class Executor:
         ]
         if ends and self.seat.tp_rank == 0 and local is not None:
             sums += local / len(self.seat.chunks)
-        dist.all_reduce(sums)
-        tokens, squares = sums.tolist()
+        tokens, squares = self.guard.run("statistics", lambda: _summed(sums.clone()))
         return tokens, squares
+
+
+def _summed(sums: torch.Tensor) -> Figures:
+    dist.all_reduce(sums)
+    return tuple(sums.tolist())
 
 
 def _stream(data_iterator: Any) -> Stream:

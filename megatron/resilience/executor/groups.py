@@ -22,9 +22,13 @@ Members = tuple[int, ...]
 """Global ranks in the order of their ranks in the group."""
 
 
-def members_of(plan: Plan, domains: Iterable[Keepers]) -> tuple[Members, ...]:
-    """Every group that a plan needs, in one global order: one a stage, a domain and a rank."""
-    wanted: set[Members] = {(device.rank,) for device in plan.devices if device.alive}
+def members_of(plan: Plan, domains: Iterable[Keepers], ranks: Iterable[int]) -> tuple[Members, ...]:
+    """Every group that a plan needs, in one global order: one a stage, a domain and a rank.
+
+    Args:
+        ranks: The live ranks.
+    """
+    wanted: set[Members] = {(rank,) for rank in ranks}
     wanted |= {stage.ranks for replica in plan.replicas for stage in replica.stages}
     wanted |= {keepers.members for keepers in domains}
     return tuple(sorted(wanted))

@@ -4,8 +4,8 @@ hyperparameters, derived alike on every rank from what each says it holds."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -14,7 +14,7 @@ import torch
 from megatron.resilience.executor.manifest import Piece, exchange_texts
 from resihp_ext.state.domains import SyncDomain, sync_domains
 from resihp_ext.state.keepers import Keepers, Redundancy, keepers
-from resihp_ext.state.slab import Holdings, Slab
+from resihp_ext.state.slab import Holdings, Slab, segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,60 @@ class StateLayout:
     def keepers(self) -> tuple[Keepers, ...]:
         """Who reduces each domain, and keeps which part of its state."""
         return keepers(self.domains, self.redundancy, self.nodes)
+
+    def among(self, ranks: Collection[int], *, masters_only: bool = False) -> Self:
+        """What of it is left with some ranks: who kept what is not decided anew.
+
+        Args:
+            masters_only: Whether what modules hold does not count.
+        """
+        left = {
+            rank: () if masters_only else slabs
+            for rank, slabs in self.parameters.items()
+            if rank in ranks
+        }
+        state = {rank: slabs for rank, slabs in self.state.items() if rank in ranks}
+        found = replace(self, parameters=left)
+        # A cached property's value is kept under its name.
+        vars(found).update(domains=self.domains, keepers=self.keepers, state=state)
+        return found
+
+    @cached_property
+    def counted(self) -> Mapping[int, tuple[Slab, ...]]:
+        """For each rank, parts of the state that it keeps; together all of it, and each just once,
+        evenly spread."""
+        found: dict[int, list[Slab]] = {rank: [] for rank in self.state}
+        load = dict.fromkeys(sorted(self.state), 0)
+        for slab, (owners,) in segments(self.state).items():
+            if owners:
+                rank = min(owners, key=lambda owner: (load[owner], owner))
+                load[rank] += slab.elements
+                found[rank].append(slab)
+        return {rank: tuple(slabs) for rank, slabs in found.items()}
+
+    def to_json(self) -> str:
+        """For a newcomer, who has not been told what the others hold."""
+        slabs = {
+            rank: [[slab.tensor, slab.low, slab.high] for slab in held]
+            for rank, held in self.parameters.items()
+        }
+        return json.dumps([slabs, dict(self.groups), self.redundancy, dict(self.nodes)])
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of :meth:`to_json`."""
+        slabs, groups, redundancy, nodes = json.loads(text)
+        return cls(
+            parameters={
+                int(rank): tuple(
+                    Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high in held
+                )
+                for rank, held in slabs.items()
+            },
+            groups=groups,
+            redundancy=redundancy,
+            nodes={int(rank): node for rank, node in nodes.items()},
+        )
 
     @cached_property
     def state(self) -> Holdings:

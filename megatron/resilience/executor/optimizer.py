@@ -7,7 +7,7 @@ only what it updates is replaced: flat fp32 masters of this rank's share of each
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron.resilience.executor import optimizer_checkpoint
 from megatron.resilience.executor.buffers import MASTER, DomainBuffer
+from megatron.resilience.executor.guard import Figures, Guard, NoGuard
 from megatron.resilience.executor.manifest import Piece
 
 Groups = list[list[torch.nn.Parameter]]
@@ -83,6 +84,14 @@ class DomainOptimizer(MegatronOptimizer):
         self._scale = torch.ones(1, device=device)
         self._masters_loaded = False
         self.steps = 0
+        self.sharded = False
+        """Whether owners of a weight share its state, and gather the weight after a step."""
+        self.guard: Guard = NoGuard()
+        self.ready: Callable[[], Any] = lambda: None
+        """Makes the gradients again, if the layout has changed since; collective."""
+        self.ballot: Callable[[], Figures] = lambda: ()
+        """Further figures of this rank, whose sums over all ranks go to :attr:`counted`."""
+        self.counted: Callable[[Figures], None] = lambda _sums: None
 
     def attach(
         self,
@@ -132,26 +141,55 @@ class DomainOptimizer(MegatronOptimizer):
         """Clips by the norm over all logical elements and updates the weights.
 
         The norm's reduction comes after every domain is reduced: whoever has it knows that all
-        live ranks hold final gradients.
+        live ranks hold final gradients. So a rank that has missed it takes it from another one.
         """
-        norm, zeros = self.gradient_norm()
+        late: list[Figures] = []
+
+        def take(figures: Figures) -> None:
+            late.append(figures)
+            self._update(figures[0])
+
+        norm, zeros = self.guard.run("vote", self._vote, late=take)[:2]
+        if not late:
+            self._update(norm)
+        self.guard.look("between")
+        return True, norm, int(zeros) if self.config.log_num_zeros_in_grad else None
+
+    def _vote(self) -> Figures:
+        with torch.enable_grad():
+            self.ready()
+        return self.gradient_norm()
+
+    def _update(self, norm: float) -> None:
+        self.guard.look("optimizer")
         self.clip(norm)
         self.optimizer.step()
         self.steps += 1
+        if not self.sharded:
+            self._give_weights()
+            return
+        # Masters are where they belong: after a change of layout the weights follow from them.
+        self.guard.run("weights", self._give_weights, redo=False)
+
+    def _give_weights(self) -> Figures:
         for buffer in self.buffers:
             buffer.parameters_from_masters()
-        return True, norm, zeros
+        return ()
 
-    def gradient_norm(self) -> tuple[float, int | None]:
+    def gradient_norm(self) -> Figures:
         """Norm, and if it is logged the number of zeros; the same bits on every rank."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self.guard.look("vote", waiting=True)
+        further = self.ballot()
+        sums = torch.zeros(2 + len(further), dtype=torch.float64, device=self._device)
         for buffer in self.buffers:
             sums[0] += buffer.square_sum()
             if self.config.log_num_zeros_in_grad:
                 sums[1] += buffer.zeros()
+        sums[2:] = torch.tensor(further, dtype=torch.float64)
         dist.all_reduce(sums)
-        norm = float(sums[0].sqrt())
-        return norm, int(sums[1]) if self.config.log_num_zeros_in_grad else None
+        squared, zeros, *counted = sums.tolist()
+        self.counted(tuple(counted))
+        return squared**0.5, zeros
 
     def clip(self, norm: float) -> None:
         """Scales all gradients so that their norm is at most ``--clip-grad``."""

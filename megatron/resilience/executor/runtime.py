@@ -18,6 +18,17 @@ from megatron.resilience.executor.wire import Boundary, Wire
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.plan import Instance, Plan, neighbours
 
+Look = Callable[..., None]
+_NAMES = {
+    Kind.RECV_FORWARD: ("recv", True),
+    Kind.FORWARD: ("forward", False),
+    Kind.SEND_FORWARD: ("send", False),
+    Kind.RECV_BACKWARD: ("recv", True),
+    Kind.BACKWARD: ("backward", False),
+    Kind.SEND_BACKWARD: ("send", False),
+}
+"""How reports call each action, and whether it waits for another rank."""
+
 FetchMicroBatch = Callable[[int], dict[str, torch.Tensor]]
 """Gives the samples of a micro-batch by its number in the global batch."""
 
@@ -34,6 +45,8 @@ class Step:
     """The instance of each model chunk."""
     forward_step_func: Callable[..., Any]
     fetch: FetchMicroBatch
+    look: Look
+    """Told before every action what it is; may stop the pass."""
     forward_only: bool = False
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
@@ -50,7 +63,10 @@ class Step:
         for action in actions:
             if action.kind is Kind.SYNC:
                 break
+            name, waits = _NAMES[action.kind]
+            self.look(name, action.micro_batch, waiting=waits)
             self._handlers[action.kind](self, action)
+        self.look("send", waiting=True)
         self.wire.finish()
 
     def _receive_forward(self, action: Action) -> None:

@@ -8,9 +8,9 @@ state moves only to ranks that lack it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,6 @@ from megatron.resilience.executor.needs import Kinds
 from megatron.resilience.executor.store import WEIGHT, Store, state_stores, weight_store
 from resihp_ext.errors import ResiHPError
 from resihp_ext.plan.plan import Plan
-from resihp_ext.state.shards import shares
 
 
 class TransitionError(ResiHPError):
@@ -49,9 +48,21 @@ class Phases:
 class Held:
     """The state of this rank under one plan."""
 
+    version: int
+    """Of the plan."""
     layout: StateLayout
     buffers: Sequence[DomainBuffer]
     pieces: Sequence[Piece]
+
+    def among(self, ranks: Collection[int], *, masters_only: bool = False) -> Self:
+        """What of it is left with some ranks.
+
+        Args:
+            masters_only: Whether weights count only where their masters are: modules may hold older
+                ones, when a step was broken off.
+        """
+        layout = self.layout.among(ranks, masters_only=masters_only)
+        return replace(self, layout=layout, pieces=() if masters_only else self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +124,11 @@ class Stores:
 def state_digest(held: Held, kinds: Sequence[str], rank: int, device: torch.device) -> list[str]:
     """Digest of each kind of logical state, the same under every layout; collective.
 
-    Every element is counted once: by the owner whose share of its domain it is in.
+    Every element is counted once, by one of those who keep it.
     """
     mine = []
     stores = state_stores(held.buffers, dict.fromkeys(kinds, torch.float32))
-    counted = [slab for buffer in held.buffers for slab in shares(buffer.domain).get(rank, ())]
+    counted = held.layout.counted.get(rank, ())
     for kind in kinds:
         found = (part for slab in counted for part in stores[kind].parts(slab))
         mine.append(sum(digest(slab, values) for slab, values in found))
@@ -136,10 +147,11 @@ def receipt(
     digests: Mapping[str, str],
     rebuilt: Sequence[int],
     groups: tuple[int, int],
+    reason: str,
 ) -> dict[str, Any]:
     """The receipt of a transition, for ``receipts/NNN.json``."""
     return {
-        "reason": "plan schedule",
+        "reason": reason,
         "step": step,
         "from_version": before.version,
         "to_version": after.version,

@@ -14,6 +14,8 @@ from megatron.resilience.device.patches.torch_name import TorchName
 from megatron.resilience.patches.base import Patch, PatchStatus
 from megatron.resilience.patches.compile_helpers import CompileHelpers
 from megatron.resilience.patches.distributed_adam import DistributedAdam
+from megatron.resilience.patches.group_birth import GroupBirth
+from megatron.resilience.patches.local_timers import LocalTimers
 from megatron.resilience.patches.lost_checkpoint_worker import LostCheckpointWorker
 from megatron.resilience.patches.training_log import TrainingLog
 from megatron.resilience.patches.training_loop import TrainingLoop
@@ -29,6 +31,8 @@ KINDS: tuple[type[Patch], ...] = (
     RngState,
     CheckpointWorker,
     LostCheckpointWorker,
+    GroupBirth,
+    LocalTimers,
 )
 
 
@@ -38,7 +42,11 @@ class PatchSet:
     def __init__(self) -> None:
         self.training_log = TrainingLog()
         self.training_loop = TrainingLoop()
+        self.group_birth = GroupBirth()
+        self.local_timers = LocalTimers()
         kept: dict[type[Patch], Patch] = {
+            GroupBirth: self.group_birth,
+            LocalTimers: self.local_timers,
             TrainingLog: self.training_log,
             TrainingLoop: self.training_loop,
         }

@@ -1,21 +1,34 @@
 """Patch: let a plan's executor stand for Megatron's schedule and optimizer in its training loop.
 
-Symbol: ``get_forward_backward_func``, ``get_megatron_optimizer``, ``is_pp_last_stage`` and
-``consume_seqlen_stats_in_iteration`` of ``megatron.training.training``.
+Symbol: ``get_forward_backward_func``, ``get_megatron_optimizer``, ``is_pp_last_stage``,
+``consume_seqlen_stats_in_iteration``, ``train``, ``save_checkpoint``, ``print_datetime`` and
+``checkpoint_and_decide_exit`` of ``megatron.training.training``.
 Versions: megatron-core 0.19.x, on every device; without an executor, upstream's own are called.
 Reason: upstream's schedules know one neighbour a stage, and so no routes; its optimizer takes
-groups only from global state; loss and workload of a step are summed over replicas of one shape.
+groups only from global state; loss and workload of a step are summed over replicas of one shape;
+what meets other ranks must be done again when one of them dies in it.
 Delete when: ``pretrain`` takes a schedule and an optimizer as it takes a communicator.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from megatron.resilience.patches.base import Patch, signature_drift, upstream_module
 
 _MODULE = "megatron.training.training"
+
+
+_GROUPS_OF_A_SAVE = {
+    "tp_group": "tp",
+    "pp_group": "pp",
+    "dp_group": "dp",
+    "dp_cp_group": "dp_cp_gtp_remat",
+    "expt_dp_group": "expt_dp",
+}
+"""Arguments of upstream's saving, and their names in the collection of groups."""
 
 
 class StepExecutor(Protocol):
@@ -27,6 +40,15 @@ class StepExecutor(Protocol):
     def build_optimizer(self, config: Any, models: Any, overrides: Any) -> Any: ...
 
     def sequence_stats(self, local: Any) -> tuple[float, float]: ...
+
+    @property
+    def before_training(self) -> Callable[[Any], None]: ...
+
+    @property
+    def groups(self) -> Any: ...
+
+    @property
+    def guard(self) -> Any: ...
 
 
 class TrainingLoop(Patch):
@@ -49,6 +71,9 @@ class TrainingLoop(Patch):
             )
             or signature_drift(module.is_pp_last_stage, "pp_group")
             or signature_drift(module.consume_seqlen_stats_in_iteration, "")
+            or signature_drift(module.print_datetime, "string, override_timestamp")
+            or _lacks(module.train, "opt_param_scheduler")
+            or _lacks(module.save_checkpoint, *_GROUPS_OF_A_SAVE)
             or signature_drift(
                 module.get_megatron_optimizer,
                 "config, model_chunks, config_overrides, use_gloo_process_groups, "
@@ -58,7 +83,16 @@ class TrainingLoop(Patch):
 
     def install(self) -> None:
         module = upstream_module(_MODULE)
-        for name in ("schedule", "optimizer", "last_stage", "stats"):
+        for name in (
+            "schedule",
+            "optimizer",
+            "last_stage",
+            "stats",
+            "train",
+            "save",
+            "exit",
+            "date",
+        ):
             symbol, stand_in = getattr(self, f"_{name}")(module)
             self.replace(module, symbol, stand_in)
 
@@ -92,6 +126,67 @@ class TrainingLoop(Patch):
 
         return "is_pp_last_stage", is_pp_last_stage
 
+    def _train(self, module: Any) -> tuple[str, Any]:
+        original = module.train
+
+        def train(*args: Any, **kwargs: Any) -> Any:
+            if self.executor is not None:
+                found = inspect.signature(original).bind(*args, **kwargs).arguments
+                self.executor.before_training(found["opt_param_scheduler"])
+            return original(*args, **kwargs)
+
+        return "train", train
+
+    def _save(self, module: Any) -> tuple[str, Any]:
+        original = module.save_checkpoint
+
+        def save_checkpoint(*args: Any, **kwargs: Any) -> None:
+            if self.executor is None:
+                original(*args, **kwargs)
+                return
+            executor = self.executor
+
+            def attempt() -> tuple[float, ...]:
+                # Those that the caller has looked up may be of an earlier layout by now.
+                for name, group in _GROUPS_OF_A_SAVE.items():
+                    if name in kwargs:
+                        kwargs[name] = getattr(executor.groups, group)
+                original(*args, **kwargs)
+                return ()
+
+            executor.guard.run("checkpoint", attempt)
+
+        return "save_checkpoint", save_checkpoint
+
+    def _exit(self, module: Any) -> tuple[str, Any]:
+        original = module.checkpoint_and_decide_exit
+
+        def checkpoint_and_decide_exit(*args: Any, **kwargs: Any) -> bool:
+            if self.executor is None:
+                return bool(original(*args, **kwargs))
+            (leaves,) = self.executor.guard.run(
+                "exit", lambda: (float(bool(original(*args, **kwargs))),)
+            )
+            return bool(leaves)
+
+        return "checkpoint_and_decide_exit", checkpoint_and_decide_exit
+
+    def _date(self, module: Any) -> tuple[str, Any]:
+        original = module.print_datetime
+
+        def print_datetime(*args: Any, **kwargs: Any) -> None:
+            if self.executor is None:
+                original(*args, **kwargs)
+                return
+
+            def attempt() -> tuple[float, ...]:
+                original(*args, **kwargs)
+                return ()
+
+            self.executor.guard.run("meeting", attempt)
+
+        return "print_datetime", print_datetime
+
     def _stats(self, module: Any) -> tuple[str, Any]:
         original = module.consume_seqlen_stats_in_iteration
         from megatron.resilience.upstream.batch import is_packed
@@ -104,3 +199,8 @@ class TrainingLoop(Patch):
             return self.executor.sequence_stats(local) if is_packed() else (None, None)
 
         return "consume_seqlen_stats_in_iteration", consume_seqlen_stats_in_iteration
+
+
+def _lacks(function: Callable[..., Any], *names: str) -> str | None:
+    missing = set(names) - inspect.signature(function).parameters.keys()
+    return f"{function.__qualname__} has no {sorted(missing)}" if missing else None

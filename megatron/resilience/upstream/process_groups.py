@@ -15,6 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron.resilience.executor.groups import GroupPool
 from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.world import World
 
 
 @dataclass(slots=True)
@@ -69,10 +70,10 @@ _ALONE = (
 )
 
 
-def install(seat: Seat, groups: ProcessGroupCollection) -> None:
+def install(seat: Seat, groups: ProcessGroupCollection, world: World) -> None:
     """Sets Megatron's global state to the groups of the collection."""
     reset()
-    for name, value in _globals(seat, groups).items():
+    for name, value in _globals(seat, groups, world).items():
         getattr(parallel_state, name)  # a name that upstream does not have is drift, not a fallback
         setattr(parallel_state, name, value)
     parallel_state._set_global_memory_buffer()
@@ -84,8 +85,9 @@ def reset() -> None:
         setattr(parallel_state, name, None)
 
 
-def _globals(seat: Seat, groups: ProcessGroupCollection) -> dict[str, Any]:
-    members, alone = list(seat.members), [seat.rank]
+def _globals(seat: Seat, groups: ProcessGroupCollection, world: World) -> dict[str, Any]:
+    # What upstream calls a global rank is torch's number.
+    members, alone = world.numbers(seat.members), world.numbers((seat.rank,))
     return {
         "_TENSOR_MODEL_PARALLEL_GROUP": groups.tp,
         "_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS": members,

@@ -37,6 +37,10 @@ class Stream:
         """Fetches micro-batch ``number`` of the current global batch."""
         return self._source.micro_batch(self.position, number)
 
+    def go_to(self, position: int) -> None:
+        """Goes back to the global batch behind so many samples."""
+        self._position = position
+
     def advance(self, micro_batches: int) -> None:
         """Goes to the next global batch."""
         self._position = self.position + micro_batches * self._source.micro_batch_size

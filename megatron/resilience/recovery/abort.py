@@ -1,0 +1,97 @@
+"""Breaks off whatever this process waits for, from another thread.
+
+gloo's own ``abort()`` does not release a wait for a peer that lives, and a store has none. Both
+wait for sockets, and a socket that is shut down releases every wait for it within milliseconds.
+Listening sockets are left alone: gloo ends the process when one of them fails.
+
+NCCL: all communicators are aborted together, which marks every one before it frees any.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+class Abort:
+    """Which sockets are for collectives, and whether what waits for them has been broken off."""
+
+    def __init__(self) -> None:
+        self._raised = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: set[int] = set()
+        """By inode: a descriptor's number is used again."""
+
+    @property
+    def raised(self) -> bool:
+        """Whether work is to stop."""
+        return self._raised.is_set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Counts the sockets that appear meanwhile among those of collectives."""
+        before = set(_sockets().values())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sockets |= set(_sockets().values()) - before
+
+    def forget(self) -> None:
+        """Before new connections are made: those so far are closed."""
+        with self._lock:
+            self._sockets.clear()
+        self._raised.clear()
+
+    def now(self) -> None:
+        """Breaks off all waits; does not wait itself. Whatever begins afterwards fails at once."""
+        self._raised.set()
+        self.cut()
+        if dist.is_initialized() and "nccl" in dist.get_backend():
+            # In a thread of its own: it can hang, and the next step is then to end the process.
+            threading.Thread(target=_abort_nccl, name="resihp-abort", daemon=True).start()
+
+    def cut(self) -> None:
+        """Shuts down the sockets; also those that are being made just now."""
+        with self._lock:
+            mine = set(self._sockets)
+        for descriptor, inode in _sockets().items():
+            if inode in mine:
+                _shut_down(descriptor)
+
+
+def _sockets() -> dict[int, int]:
+    """Inode of every socket of this process, by descriptor."""
+    found = {}
+    for name in os.listdir(_OPEN_FILES):
+        with suppress(OSError):
+            state = os.stat(_OPEN_FILES / name)
+            if stat.S_ISSOCK(state.st_mode):
+                found[int(name)] = state.st_ino
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    # A copy of the descriptor: closing it leaves gloo's own open.
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _abort_nccl() -> None:
+    try:
+        dist.distributed_c10d._abort_process_group()
+    except RuntimeError as error:
+        logger.warning("aborting NCCL failed: %s", error)

@@ -1,0 +1,111 @@
+"""Receipts, plans and events of changes: what happened to the job, and how long each part took.
+
+Every rank times its own phases; the lowest rank of the members writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron.resilience.executor.transition import Phases
+from resihp_ext.control import messages as say
+from resihp_ext.events import Event, EventLog
+from resihp_ext.plan.plan import Plan
+
+
+class Journal:
+    """One rank's records."""
+
+    def __init__(self, folder: Path, events: EventLog | None, rank: int) -> None:
+        """Prepares the records.
+
+        Args:
+            folder: Where ``plans/`` and ``receipts/`` are kept.
+            rank: This rank.
+        """
+        self._folder = folder
+        self._events = events
+        self._rank = rank
+        self.writes = rank == 0
+        """Whether this rank is the one that writes."""
+        self._losses: tuple[say.Loss, ...] = ()
+        self._open: tuple[Path, dict[str, Any]] | None = None
+        self._normal_s: dict[str, float] = {}
+
+    def lost(self, view: say.View, *, heard_s: float, phases: Phases) -> None:
+        """Somebody is lost: the recovery begins, or begins again."""
+        self._losses = view.losses
+        self.writes = self._rank == min(view.members)
+        seen_s = min((loss.time_s for loss in view.losses), default=0.0)
+        if seen_s and "detect" not in phases.seconds:
+            heard_wall_s = time.time() - (time.perf_counter() - heard_s)
+            phases.seconds["detect"] = max(0.0, heard_wall_s - seen_s)
+            phases.seconds["abort"] = time.perf_counter() - heard_s
+
+    def changed(self, plan: Plan, receipt: dict[str, Any]) -> None:
+        """A change of layout is done."""
+        losses, self._losses = self._losses, ()
+        if not self.writes:
+            return
+        receipt["losses"] = [
+            {"rank": loss.rank, "cause": loss.cause, "time_s": loss.time_s} for loss in losses
+        ]
+        receipt["resumed_s"] = time.time()
+        write_whole(self._folder / "plans" / f"{plan.version:03d}.json", plan.to_json())
+        path = free_receipt(self._folder)
+        self._write(path, receipt)
+        if losses:
+            self._open = path, receipt
+        _tell(receipt)
+        if self._events is not None:
+            short = ("from_version", "to_version", "total_s", "moved_bytes", "reason")
+            fields = {name: receipt[name] for name in short}
+            number = int(path.stem)
+            self._events.write(Event.TRANSITION, step=receipt["step"], receipt=number, **fields)
+
+    def paced(self, phase: str, seconds: float) -> None:
+        """How long a stretch of work takes when nothing happens."""
+        self._normal_s[phase] = seconds
+
+    def repeated(self, seconds: float, *, ends: bool) -> None:
+        """The work that a failure had broken off is done again."""
+        if self._open is None:
+            return
+        path, receipt = self._open
+        receipt["phases_s"]["repeat"] = receipt["phases_s"].get("repeat", 0.0) + seconds
+        receipt["repeated_s"] = time.time()
+        receipt["redone_steps"] = 1
+        self._write(path, receipt)
+        if ends:
+            self._open = None
+
+    def _write(self, path: Path, receipt: dict[str, Any]) -> None:
+        write_whole(path, json.dumps(receipt, indent=1))
+
+
+def _tell(receipt: dict[str, Any]) -> None:
+    print(  # noqa: T201 - a line for people
+        f"resihp: step {receipt['step']}: plan {receipt['from_version']} to "
+        f"{receipt['to_version']} in {receipt['total_s']:.2f} s, "
+        f"{receipt['moved_bytes'] / 2**20:.1f} MiB moved, "
+        f"{len(receipt['ranks_with_new_modules'])} ranks with new modules: {receipt['reason']}",
+        flush=True,
+    )
+
+
+def free_receipt(folder: Path) -> Path:
+    """Where the next receipt goes; numbers go on when a job is resumed."""
+    numbers = [int(path.stem) for path in (folder / "receipts").glob("[0-9]*.json")]
+    return folder / "receipts" / f"{max(numbers, default=-1) + 1:03d}.json"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n")
+    os.replace(part, path)

@@ -1,0 +1,175 @@
+"""Puts together what lets one rank of a job survive the others, around its executor."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.resilience.executor.executor import Executor
+from megatron.resilience.executor.modules import ModuleFactory
+from megatron.resilience.faults.inject import Injector
+from megatron.resilience.faults.register import register
+from megatron.resilience.patches.registry import PatchSet
+from megatron.resilience.recovery.abort import Abort
+from megatron.resilience.recovery.birth import guarded_birth
+from megatron.resilience.recovery.boundary import Boundary
+from megatron.resilience.recovery.journal import Journal
+from megatron.resilience.recovery.loop_state import LoopState
+from megatron.resilience.recovery.member import Member
+from megatron.resilience.recovery.pace import Pace
+from megatron.resilience.recovery.recovery import Recovery
+from megatron.resilience.upstream.arguments import current_args
+from resihp_ext.control.client import WorkerLink
+from resihp_ext.control.messages import Hello, Leaving
+from resihp_ext.control.worker_environment import WorkerEnvironment
+from resihp_ext.environment import RankEnvironment
+from resihp_ext.errors import EXIT_OK, EXIT_REQUEUE
+from resihp_ext.events import EventLog
+from resihp_ext.faults.fault import Fault
+
+logger = logging.getLogger(__name__)
+
+_PHASES = {"recv": "p2p", "send": "p2p", "gather": "recovery", "change": "recovery"}
+"""How the language of faults calls a phase, where it has another name here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a survivor needs to know of its job."""
+
+    rank: RankEnvironment
+    agent: WorkerEnvironment
+    folder: Path
+    """``--resilience-dir``."""
+    events: EventLog | None
+    faults: tuple[Fault, ...]
+    describe: Callable[[], str]
+    """JSON of what the coordinator needs to plan."""
+    also: Callable[[list[torch.nn.Module]], None] | None
+    """A further change of plans that is due by itself."""
+
+
+class Survivor:
+    """The resilient side of one rank; the owner calls :meth:`leave` or :meth:`close`."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        factory: ModuleFactory,
+        patches: PatchSet,
+        around: Surroundings,
+    ) -> None:
+        """Connects to the agent.
+
+        Raises:
+            ResiHPError: there is no agent of this job.
+        """
+        rank, agent = around.rank.rank, around.agent
+        self._executor = executor
+        self._rank = rank
+        self._newcomer = agent.joins
+        self._pace = Pace(rank)
+        self._member = Member(rank, Abort())
+        self._link = WorkerLink(
+            agent.socket,
+            agent.token,
+            rank,
+            on_message=self._member.hear,
+            progress=self._pace.told,
+            on_lost=_agent_is_gone,
+        )
+        journal = Journal(around.folder, around.events, rank)
+        assert around.rank.master_addr is not None
+        assert around.rank.master_port is not None
+        self.recovery = Recovery(
+            executor,
+            self._member,
+            self._pace,
+            factory,
+            journal,
+            (around.rank.master_addr, around.rank.master_port),
+        )
+        self._boundary = Boundary(
+            self.recovery, describe=around.describe, also=around.also, joins=agent.joins
+        )
+        self._arm_faults(around)
+        patches.group_birth.guard = guarded_birth(self._member.abort)
+        executor.guard = self.recovery
+        executor.before_step = self._boundary
+        executor.before_training = self._before_training
+        self._link.start()
+        self._member.link = self._link
+        self._member.tell(
+            Hello(
+                rank=rank,
+                incarnation=agent.incarnation,
+                pid=os.getpid(),
+                joins=agent.joins,
+            )
+        )
+
+    def _arm_faults(self, around: Surroundings) -> None:
+        agent = around.agent
+        register(
+            around.folder,
+            rank=self._rank,
+            node=agent.node,
+            incarnation=agent.incarnation,
+            agent_pid=agent.agent_pid,
+        )
+        injector = Injector(
+            around.faults,
+            rank=self._rank,
+            node=agent.node,
+            folder=around.folder,
+            agent_pid=agent.agent_pid,
+        )
+        pace = self._pace
+
+        def strike(phase: str, micro_batch: int) -> None:
+            injector.at(_PHASES.get(phase, phase), pace.step, micro_batch)
+
+        self.recovery.strike = strike
+
+    def _before_training(self, scheduler: Any) -> None:
+        """Megatron's training loop is about to begin, in a newcomer not at its first step."""
+        self._boundary.loop = LoopState(scheduler)
+        optimizer = self._executor.optimizer
+        if optimizer is not None:
+            optimizer.ballot, optimizer.counted = self._boundary.ballot, self._boundary.counted
+        if self._newcomer:
+            self._newcomer = False
+            self._pace.enter("ready", waiting=True)
+            enter = self._member.wait_to_enter(self._rank)
+            args = current_args()
+            args.iteration = enter.step
+
+    def meet(self) -> None:
+        """Waits for all members: none may close its connections under another's last message."""
+
+        def attempt() -> tuple[float, ...]:
+            torch.distributed.barrier()
+            return ()
+
+        self.recovery.run("end", attempt)
+
+    def leave(self, exit_code: int = EXIT_OK) -> None:
+        """Says that this worker ends on purpose."""
+        self._member.tell(Leaving(rank=self._rank, exit_code=exit_code))
+        self.close()
+
+    def close(self) -> None:
+        """Ends the link."""
+        self._link.close()
+
+
+def _agent_is_gone() -> None:
+    """Without its agent a rank cannot know whether it is still counted: it must not train on."""
+    logger.error("the agent of this node is gone: this rank ends")
+    os._exit(EXIT_REQUEUE)
