@@ -53,6 +53,9 @@ class NodeOwner(Protocol):
     def greeted(self, hello: say.Hello) -> None:
         """A worker has said Hello: the script cooperates."""
 
+    def said(self, message: say.Armed | say.Leaving) -> None:
+        """A worker has said what decides whether its end is a death."""
+
     def gone(self, rank: int, incarnation: int) -> None:
         """A worker's connection has ended: look at its process now."""
 
@@ -190,6 +193,8 @@ class NodeControl:
             self._owner.greeted(message)
         elif isinstance(message, say.Leaving):
             self._watch.forget(message.rank)
+        if isinstance(message, say.Armed | say.Leaving):
+            self._owner.said(message)
         self._uplink.post(payload)
 
     def _closed(self, worker: LocalWorker) -> None:

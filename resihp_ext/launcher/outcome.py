@@ -52,7 +52,7 @@ def outcome_of(failures: Sequence[WorkerFailure], *, log_hint: str) -> Outcome:
     fallout = f"; {others} other rank(s) ended with it" if others else ""
     return Outcome(
         exit_code=shell_exit_code(culprit.exit_code),
-        line=f"rank {culprit.rank} (pid {culprit.pid}) {_cause(culprit.exit_code)}"
+        line=f"rank {culprit.rank} (pid {culprit.pid}) {cause_of(culprit.exit_code)}"
         f"{fallout}; {log_hint}",
     )
 
@@ -88,7 +88,8 @@ def shell_exit_code(exit_code: int) -> int:
     return exit_code if exit_code >= 0 else SIGNAL_EXIT_BASE - exit_code
 
 
-def _cause(exit_code: int) -> str:
+def cause_of(exit_code: int) -> str:
+    """What happened to a process, as the end of a sentence about it."""
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     try:

@@ -23,9 +23,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, UserError
+from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
+from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
+from resihp_ext.launcher.planning import PlannerProcess
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for what the agent's own shutdown left over."""
@@ -33,20 +35,29 @@ GRACE_S = 5.0
 DEFAULT_STATIC_PORT = 29500
 """torchrun's own default for ``--master-port`` with several nodes."""
 
+TOKEN_HELP = (
+    "File with 64 hexadecimal digits, the same on all nodes: the secret of the job's control "
+    "messages. Default: made by the first node and handed to the others through the rendezvous."
+)
+
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; return the exit code (0, 2 for usage, the culprit's, or 128 + signal)."""
+def main(argv: Sequence[str] | None = None, *, planner: Any = None) -> int:
+    """Run the job; return the exit code.
+
+    That is 0; 2 for usage; 3 and 75 when the job gives up or is to be requeued; else the
+    culprit's, or 128 + signal. ``planner`` replaces the one that finds layouts.
+    """
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        return _run(sys.argv[1:] if argv is None else argv, planner)
     except UserError as error:
         return _say(str(error), EXIT_USAGE)
     except KeyboardInterrupt:  # before the agent has taken over the signals
         return _say("stopped by SIGINT", shell_exit_code(-signal.SIGINT))
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], planner: Any) -> int:
     # Imported through importlib because torch leaves these functions untyped.
     torchrun: Any = importlib.import_module("torch.distributed.run")
     # torchrun sets the same value, but with a banner of six lines.
@@ -54,6 +65,8 @@ def _run(argv: Sequence[str]) -> int:
     if "LOGLEVEL" not in os.environ:
         logging.disable(logging.ERROR)
     args = _parse(torchrun, argv)
+    # torchrun's parser cannot tell a default from a 0 that was typed.
+    restarts, args.max_restarts = args.max_restarts, args.max_restarts or 0
     _require_script(args)
     _choose_rendezvous(torchrun, args)
     with _log_dir(args) as log_hint:
@@ -61,23 +74,36 @@ def _run(argv: Sequence[str]) -> int:
             config, command, command_args = torchrun.config_from_args(args)
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise UserError(f"resihp-run: {_first_line(error)}; see resihp-run --help") from None
-        return _launch(config, command, command_args, log_hint)
+        extras = {
+            "token": given_token(args.control_token_file, dict(os.environ)),
+            "restarts": restarts,
+            "planner": planner or PlannerProcess(),
+            "script_args": args.training_script_args,
+        }
+        return _launch(config, command, command_args, log_hint, extras)
 
 
-def _launch(config: Any, command: Any, command_args: list[str], log_hint: str) -> int:
+def _launch(
+    config: Any, command: Any, command_args: list[str], log_hint: str, extras: dict[str, Any]
+) -> int:
     api: Any = importlib.import_module("torch.distributed.launcher.api")
+    ours: Any = importlib.import_module("resihp_ext.launcher.launch")
     rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.api")
     dist: Any = importlib.import_module("torch.distributed")
-    adopt_orphans()
+    adopts = adopt_orphans()
     succeeded = False
     try:
-        api.elastic_launch(config=config, entrypoint=command)(*command_args)
+        ours.launch(config, command, command_args, ours.Extras(adopts=adopts, **extras))
         succeeded = True
     except api.ChildFailedError as error:
         outcome = outcome_of(_failures(error), log_hint=log_hint)
         return outcome.exit_code if outcome.line is None else _say(outcome.line, outcome.exit_code)
+    except ours.JobEndedError as end:
+        return _say(str(end), end.exit_code) if end.exit_code != EXIT_USAGE else EXIT_USAGE
     except api.SignalException as stop:
         return _say(f"stopped by {stop.sigval.name}", shell_exit_code(-stop.sigval))
+    except ResiHPError as error:
+        return _say(_first_line(error), EXIT_FAILURE)
     except (rendezvous.RendezvousError, dist.DistError) as error:
         return _say(
             f"rendezvous at {config.rdzv_endpoint!r} failed: {_first_line(error)}", EXIT_FAILURE
@@ -101,6 +127,9 @@ def _failures(error: Any) -> list[WorkerFailure]:
 def _parse(torchrun: Any, argv: Sequence[str]) -> Any:
     parser = torchrun.get_args_parser()
     parser.prog = "resihp-run"
+    if parser.get_default("max_restarts") == 0:  # not from PET_MAX_RESTARTS
+        parser.set_defaults(max_restarts=None)
+    parser.add_argument("--control-token-file", "--control_token_file", help=TOKEN_HELP)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -1,0 +1,124 @@
+"""Where agents meet: torch's rendezvous, and what a running job leaves there for late ones.
+
+torch's rendezvous admits nodes in rounds, and a node that comes to a complete round makes all
+others stop and meet again. A job whose workers survive must not be disturbed like that: once it
+is under way, its coordinator's address stands in the store, and whoever comes goes there instead.
+
+Trust: who can reach the rendezvous store can read and change everything in it, torch's state as
+well as ours; it belongs on a network of the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.distributed import PrefixStore, Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    registry,
+)
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+PREFIX = "resihp"
+RUNNING = "running"
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobAddress:
+    """How to reach a job."""
+
+    host: str
+    port: int
+    """Of the coordinator."""
+    token: str
+    """Hexadecimal; empty when the operator hands it out."""
+    world_size: int
+    master_addr: str
+    master_port: int
+    """Of the workers' store."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> JobAddress:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, TypeError: the text is something else.
+        """
+        return cls(**json.loads(text))
+
+
+class JobRunsError(Exception):
+    """The job is under way; it takes newcomers at its coordinator."""
+
+    def __init__(self, address: JobAddress) -> None:
+        super().__init__(f"the job runs; its coordinator is at {address.host}:{address.port}")
+        self.address = address
+
+
+class Notes:
+    """What the agents of a job leave in the store, whatever the round of the rendezvous."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def running(self) -> JobAddress | None:
+        """The job that is under way, if its workers survive deaths."""
+        if not self._store.check([RUNNING]):
+            return None
+        return JobAddress.from_json(self._store.get(RUNNING))
+
+    def say_running(self, address: JobAddress) -> None:
+        """From now on a death anywhere ends no worker elsewhere, and nobody is admitted here."""
+        self._store.set(RUNNING, address.to_json())
+
+
+class _Backend(c10d.C10dRendezvousBackend):
+    """torch's state of the rendezvous; it ends the wait of a node that is late."""
+
+    def __init__(self, store: Store, run_id: str, notes: Notes) -> None:
+        super().__init__(store, run_id)
+        self._notes = notes
+        self.admitted = False
+        """Whether this node has been in a round: then it may meet the others again."""
+
+    def get_state(self) -> Any:
+        if not self.admitted and (address := self._notes.running()) is not None:
+            raise JobRunsError(address)
+        return super().get_state()
+
+
+class Meeting:
+    """The rendezvous of one agent."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.notes: Notes | None = None
+        self.store: Store | None = None
+        """Of all rounds."""
+        self.one_node = params.max_nodes == 1
+        self._backend: _Backend | None = None
+        self.handler: RendezvousHandler
+        if params.backend == "c10d":
+            # As torch's registry does it, but the store stays at hand.
+            _, store = c10d.create_backend(params)
+            self.store = PrefixStore(f"{PREFIX}/{params.run_id}", store)
+            self.notes = Notes(self.store)
+            self._backend = _Backend(store, params.run_id, self.notes)
+            self.handler = create_handler(store, self._backend, params)
+        else:
+            self.handler = registry.get_rendezvous_handler(params)
+
+    def admitted(self, store: Store) -> None:
+        """This node takes part; ``store`` is that of the round."""
+        if self._backend is not None:
+            self._backend.admitted = True
+        if self.notes is None:
+            self.store = PrefixStore(PREFIX, store)
+            self.notes = Notes(self.store)
