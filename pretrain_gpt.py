@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.resilience.start import command_line, run_to_exit_code
+from resihp_ext.launcher.warm import wait_if_warm
 
 
 def main(argv: Sequence[str]) -> None:
@@ -26,6 +27,7 @@ def main(argv: Sequence[str]) -> None:
 
     from megatron.resilience.job import Job
 
+    wait_if_warm()  # nothing but imports has happened: here a spare process waits, and forks
     set_startup_timestamps(program_start=_PROGRAM_START_S, main_entry=time.time())
     with Job(words) as job:
         pretrain(

@@ -202,6 +202,8 @@ class NodeHello(Message, frozen=True, kw_only=True, tag="node_hello"):
     address: Name
     ranks: Ranks
     """Slots of this node; none when it comes to a running job, which then gives it some."""
+    world_size: Count = 0
+    """Ranks of all nodes that begin together with this one."""
     slots: Count
 
 

@@ -171,7 +171,7 @@ class NodeAgent(LocalElasticAgent):
         assert self._address is not None
         ranks = tuple(worker.global_rank for worker in group.workers)
         where = self._address.host, self._address.port
-        self._control.join(where, ranks, len(ranks))
+        self._control.join(where, ranks, len(ranks), group.workers[0].world_size)
 
     def _come_late(self, address: JobAddress) -> None:
         """Takes ranks from the coordinator of a job that runs, and starts workers for them."""

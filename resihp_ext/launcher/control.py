@@ -149,15 +149,23 @@ class JobControl:
         )
         self._node.start()
 
-    def join(self, where: tuple[str, int], ranks: tuple[int, ...], slots: int) -> None:
+    def join(
+        self, where: tuple[str, int], ranks: tuple[int, ...], slots: int, world_size: int = 0
+    ) -> None:
         """Makes this node known to the coordinator; again when its ranks have changed.
 
         Raises:
             ResiHPError: the coordinator cannot be reached.
         """
         assert self._node is not None
+        if self.hosts and isinstance(self.terms.planner, PlannerProcess):
+            self.terms.planner.start()
         hello = say.NodeHello(
-            node=self.node_name, address=self.terms.address, ranks=ranks, slots=slots
+            node=self.node_name,
+            address=self.terms.address,
+            ranks=ranks,
+            slots=slots,
+            world_size=world_size,
         )
         self._node.join(*where, hello)
         self.joined = True

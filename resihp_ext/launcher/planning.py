@@ -6,7 +6,6 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import multiprocessing
 import signal
 import sys
@@ -15,7 +14,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from resihp_ext.control.actions import NeedPlan
 from resihp_ext.control.server import Planned
 
-MODULE, FUNCTION = "resihp_ext.control.problem", "answer"
 PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
 
@@ -59,9 +57,10 @@ def _initialise() -> None:
 
 
 def _load() -> None:
-    importlib.import_module(MODULE)
+    from resihp_ext.control import problem  # noqa: F401
 
 
 def _answer(need: NeedPlan) -> Planned:
-    found: Planned = getattr(importlib.import_module(MODULE), FUNCTION)(need)
-    return found
+    from resihp_ext.control.problem import answer  # the launcher does without these imports
+
+    return answer(need)

@@ -36,6 +36,7 @@ FORK_S = 2.0
 """A warm process that does not fork within this is given up."""
 LEAVE_S = 30.0
 """How long workers that have said that they leave may take to end, once the job is over."""
+USAGE_S = 5.0
 NOTICE_S = 0.3
 """A worker's last words may reach the launcher after its end: wait before calling it a death."""
 WARM = "warm"
@@ -65,6 +66,7 @@ class Place:
     cpus: Sequence[int] = ()
     running: bool = True
     exit_code: int | None = None
+    ended_s: float = 0.0
     armed: bool = False
     newcomer: bool = False
     """Whether the process has come to a job that ran already."""
@@ -145,7 +147,7 @@ class Supervisor:
         exit_code = self.context.subprocess_handlers[place.local_rank].proc.poll()
         if exit_code is None or not place.running:
             return
-        place.running, place.exit_code = False, exit_code
+        place.running, place.exit_code, place.ended_s = False, exit_code, time.monotonic()
         self.watch.discard(place.local_rank)
         if not place.left and exit_code:
             end_helpers(place.pid)
@@ -290,8 +292,10 @@ class Supervisor:
             late = time.monotonic() >= self._end_until_s
             return self._ending if late or not running else None
         for place in places:
-            # Before the first step a usage error would only be made again.
-            if place.exit_code == EXIT_USAGE and not (place.armed or place.newcomer):
+            # Before the first step a usage error would only be made again. The coordinator ends
+            # the job for it; where that is out of reach, this node ends by itself.
+            usage = place.exit_code == EXIT_USAGE and not (place.armed or place.newcomer)
+            if usage and time.monotonic() > place.ended_s + USAGE_S:
                 return Failed(place.local_rank, place.pid, EXIT_USAGE)
         if running or any(place.exit_code != EXIT_OK for place in places):
             return None
