@@ -94,9 +94,9 @@ class Watch:
     """By phase, and whether it was spent waiting."""
     _looked_s: float | None = None
 
-    def begin(self, rank: int, now_s: float) -> None:
-        """A new process has the rank."""
-        self._workers[rank] = _Worker(now_s, now_s, SETUP)
+    def begin(self, rank: int, now_s: float, *, speaks: bool = False) -> None:
+        """A new process has the rank; ``speaks`` once it has connected."""
+        self._workers[rank] = _Worker(now_s, now_s, SETUP, speaks=speaks)
 
     def forget(self, rank: int) -> None:
         """The process has ended, or is about to."""

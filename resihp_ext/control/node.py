@@ -178,10 +178,10 @@ class NodeControl:
 
     # Workers
 
-    def _started(self, rank: int, incarnation: int) -> None:
+    def _started(self, rank: int, incarnation: int, *, speaks: bool = False) -> None:
         self._incarnations[rank] = incarnation
         self._kills.pop(rank, None)
-        self._watch.begin(rank, time.monotonic())
+        self._watch.begin(rank, time.monotonic(), speaks=speaks)
 
     def _from_worker(self, worker: LocalWorker, message: Message, payload: bytes) -> None:
         now_s = time.monotonic()
@@ -189,7 +189,11 @@ class NodeControl:
             self._watch.heard(message, now_s)
             return
         if isinstance(message, say.Hello):
-            self._started(message.rank, message.incarnation)
+            if message.incarnation < self._incarnations.get(message.rank, 0):
+                self.counters.count("old process", f"rank {message.rank}")
+                worker.channel.abort()
+                return
+            self._started(message.rank, message.incarnation, speaks=True)
             self._owner.greeted(message)
         elif isinstance(message, say.Leaving):
             self._watch.forget(message.rank)

@@ -64,6 +64,25 @@ for line in sys.stdin:
 """
 
 
+BARE = r"""
+import os, sys, time
+from resihp_ext.control import messages as say
+from resihp_ext.control.client import WorkerLink
+
+got = []
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.01)
+
+link = WorkerLink(sys.argv[1], bytes.fromhex(sys.argv[2]), 0, on_message=got.append,
+    progress=lambda: say.Progress(rank=0, step=0, micro_batch=0, phase="setup", waiting=False,
+                                  ticks=0))
+link.start()
+link.send(say.Hello(rank=0, incarnation=0, pid=os.getpid(), joins=False))
+"""
+
+
 class Worker:
     """A process with a link; what it says comes as a queue of dictionaries."""
 
@@ -80,6 +99,12 @@ class Worker:
         )
         self.rank, self.incarnation = rank, incarnation
         self.pid = self.process.pid
+
+    @staticmethod
+    def python(path: Path, token: bytes, code: str) -> subprocess.Popen[str]:
+        """A process of rank 0 that runs this with its ``link``, then closes it."""
+        command = [sys.executable, "-c", f"{BARE}{code}\nlink.close()\n"]
+        return subprocess.Popen([*command, str(path), token.hex()], text=True)
 
     def said(self) -> dict[str, Any]:
         """The next line of the worker; an empty one when it has ended."""
@@ -145,6 +170,9 @@ class Owner(Calls):
 
     def greeted(self, hello: say.Hello) -> None:
         self.add("greeted", hello)
+
+    def said(self, message: say.Message) -> None:
+        self.add("said", message)
 
     def gone(self, rank: int, incarnation: int) -> None:
         self.add("gone", rank, incarnation)

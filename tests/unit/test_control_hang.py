@@ -99,6 +99,13 @@ def test_worker_that_never_spoke_is_not_silent_but_hung_in_the_end() -> None:
     assert ranks(node.run(20.0)) == [0]
 
 
+def test_worker_stopped_right_after_its_first_words_is_silent() -> None:
+    node = Node()
+    node.silent = node.stopped = {0}
+    node.watch.begin(0, node.now_s, speaks=True)
+    assert ranks(node.run(6.0)) == [0]
+
+
 @pytest.mark.parametrize(
     ("phase", "for_s"),
     [("setup", 1700), ("first_step", 1700), ("evaluation", 1700), ("checkpoint", 3500)],
