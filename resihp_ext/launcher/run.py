@@ -28,6 +28,7 @@ from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
 from resihp_ext.launcher.planning import PlannerProcess
+from resihp_ext.launcher.slurm import take_slurm_defaults
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for what the agent's own shutdown left over."""
@@ -68,6 +69,7 @@ def _run(argv: Sequence[str], planner: Any) -> int:
     # torchrun's parser cannot tell a default from a 0 that was typed.
     restarts, args.max_restarts = args.max_restarts, args.max_restarts or 0
     _require_script(args)
+    take_slurm_defaults(args, os.environ)
     _choose_rendezvous(torchrun, args)
     with _log_dir(args) as log_hint:
         try:
