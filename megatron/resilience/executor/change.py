@@ -182,6 +182,8 @@ class Change:
         steps, groups = optimizer.steps, [dict(group) for group in optimizer.param_groups]
         made = executor.attach(optimizer, self._models)
         optimizer.set_steps(steps)
+        if self._cause.newcomer:
+            return made  # the schedule sets what changes in the course of training
         for mine, theirs in zip(optimizer.param_groups, groups, strict=True):
             mine.update({key: value for key, value in theirs.items() if key != "params"})
         return made

@@ -89,6 +89,8 @@ class Executor:
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
         self._fresh = True
         self.guard: Guard = NoGuard()
+        self.meeting_place: Callable[[], Any] | None = None
+        """Opens the store for another world; default: the first one's."""
         self.models: list[torch.nn.Module] = []
         self._last: Pass | None = None
         self._stale = True
@@ -110,7 +112,8 @@ class Executor:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._backend, self._timeout = backend, timeout
-        self.meeting_place = lambda: store
+        if self.meeting_place is None:
+            self.meeting_place = lambda: store
         self.world = World(members=tuple(members))
         self.world.connect(self.seat.rank, backend=backend, store=store, timeout=timeout)
         self.pool = GroupPool(self.world, timeout)
@@ -193,6 +196,7 @@ class Executor:
 
         All groups end with the world before.
         """
+        assert self.meeting_place is not None
         if dist.is_initialized():
             dist.destroy_process_group()
         world.connect(

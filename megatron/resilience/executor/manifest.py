@@ -114,7 +114,7 @@ def exchange_texts(text: str, device: torch.device) -> list[str]:
     Args:
         device: Where the backend wants its tensors.
     """
-    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    mine = _bytes(text).to(device)
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     sizes[dist.get_rank()] = len(mine)
     dist.all_reduce(sizes)
@@ -127,3 +127,9 @@ def exchange_texts(text: str, device: torch.device) -> list[str]:
     return [
         raw[rank * most : rank * most + size].decode() for rank, size in enumerate(sizes.tolist())
     ]
+
+
+def _bytes(text: str) -> torch.Tensor:
+    # ``frombuffer`` takes no empty buffer.
+    raw = bytearray(text.encode())
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

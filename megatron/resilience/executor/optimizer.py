@@ -39,6 +39,9 @@ def base_optimizer(
         pg_collection=pg_collection,
     )
     inner = getattr(built, "chained_optimizers", [built])[0]
+    if inner.optimizer is None:
+        # A newcomer is alone and holds nothing: upstream has nothing to make groups of.
+        return torch.optim.SGD([torch.zeros(0)])
     assert isinstance(inner.optimizer, torch.optim.Optimizer)
     return inner.optimizer
 
