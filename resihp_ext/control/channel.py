@@ -11,11 +11,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Collection
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from websockets.asyncio.client import connect, unix_connect
 from websockets.asyncio.connection import Connection, broadcast
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from resihp_ext.control import frames
@@ -235,8 +237,26 @@ def _named(where: str | tuple[str, int]) -> str:
     return where if isinstance(where, str) else f"{where[0]}:{where[1]}"
 
 
+def server_options(counters: Counters) -> dict[str, Any]:
+    """Options of a server; what does not even speak its protocol is counted."""
+
+    def lost_before_it_was_open(connection: ServerConnection) -> None:
+        response = connection.response
+        if response is None or response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            counters.count("no websocket", repr(connection.protocol.handshake_exc))
+
+    class Counted(ServerConnection):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost_before_it_was_open(self)
+
+    quiet = logging.Logger("websockets", logging.WARNING)
+    quiet.addHandler(_Count(counters))
+    return {**OPTIONS, "logger": quiet, "create_connection": Counted}
+
+
 class _Count(logging.Handler):
-    """What the WebSocket library complains about (garbage on the port) becomes a count."""
+    """What the WebSocket library complains about becomes a count."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__(logging.WARNING)
@@ -244,11 +264,4 @@ class _Count(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._counters.count("no websocket", repr(error) if error else record.getMessage())
-
-
-def library_logger(counters: Counters) -> logging.Logger:
-    """A logger for servers of the WebSocket library."""
-    made = logging.Logger("websockets", logging.WARNING)
-    made.addHandler(_Count(counters))
-    return made
+        self._counters.count("websocket", repr(error) if error else record.getMessage())

@@ -12,11 +12,10 @@ from websockets.asyncio.server import Server, ServerConnection, unix_serve
 
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
-    OPTIONS,
     Channel,
     LinkClosed,
     accept,
-    library_logger,
+    server_options,
 )
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.forks import close_in_children
@@ -57,6 +56,7 @@ class LocalServer:
         self._on_message, self._on_closed, self._on_error = on_message, on_closed, on_error
         self._server: Server | None = None
         self._closed: dict[int, asyncio.Event] = {}
+        self._is_over = False
 
     async def open(self) -> None:
         """Listens.
@@ -68,7 +68,7 @@ class LocalServer:
         mask = os.umask(0o177)
         try:
             self._server = await unix_serve(
-                self._serve, str(self.path), logger=library_logger(self._counters), **OPTIONS
+                self._serve, str(self.path), **server_options(self._counters)
             )
         finally:
             os.umask(mask)
@@ -92,7 +92,8 @@ class LocalServer:
             worker.channel.post(payload)
 
     def abort(self) -> None:
-        """Ends all connections at once."""
+        """Ends all connections at once, and takes no more."""
+        self._is_over = True
         for worker in list(self.workers.values()):
             worker.channel.abort()
 
@@ -111,6 +112,8 @@ class LocalServer:
 
     async def _serve(self, connection: ServerConnection) -> None:
         try:
+            if self._is_over:
+                return
             channel = await accept(connection, self._token, {WORKER}, self._counters)
             if channel is not None:
                 await self._talk(channel)
@@ -147,6 +150,9 @@ class LocalServer:
                 hello, payload = await channel.receive()
         except TimeoutError:
             self._counters.count("handshake", f"{channel.name} says nothing")
+            channel.abort()
+            return None
+        if self._is_over:
             channel.abort()
             return None
         if not isinstance(hello, Hello) or hello.rank in self.workers:

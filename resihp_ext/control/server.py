@@ -23,11 +23,10 @@ from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, End, NeedPlan, ToNode, ToRank
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
-    OPTIONS,
     Channel,
     LinkClosed,
     accept,
-    library_logger,
+    server_options,
 )
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.forks import close_in_children
@@ -151,8 +150,7 @@ class CoordinatorServer:
             host,
             port,
             backlog=BACKLOG,
-            logger=library_logger(self.counters),
-            **OPTIONS,
+            **server_options(self.counters),
         )
         close_in_children(self)
         self.address = (host, self._server.sockets[0].getsockname()[1])
@@ -195,6 +193,7 @@ class CoordinatorServer:
         except TimeoutError:
             self.counters.count("handshake", "says nothing")
         except Exception as error:  # noqa: BLE001 - the library would log it and go on
+            self._say_failed(error)  # while this connection is still open
             self._thread.fail(error)
 
     async def _talk(self, channel: Channel, hello: say.NodeHello) -> None:
@@ -208,16 +207,13 @@ class CoordinatorServer:
         now_s = time.monotonic()
         self._nodes[name] = node = _Node(channel, now_s, 0.0)
         self._join(hello)
-        cause = "the connection of its agent is closed"
         try:
             while True:
                 message, _ = await channel.receive()
                 self._heard(name, node, message)
         except LinkClosed as closed:
-            cause = f"its agent: {closed}"
-        finally:
             if self._nodes.get(name) is node:
-                self._lose(name, cause)
+                self._lose(name, f"its agent: {closed}")
 
     def _refusal(self, channel: Channel, hello: say.NodeHello) -> str:
         name = hello.node
