@@ -1,0 +1,250 @@
+"""Everything that the coordinator knows of a job: plain data, and questions about it.
+
+A job is in one of these phases:
+
+* starting: until every worker is about to begin its first step; a death then restarts all;
+* running;
+* recovering: somebody is lost; a new epoch gathers the survivors. A further loss begins the next
+  epoch, wherever the others are in this one;
+* changing: all members have agreed to a proposal, and take it up before a step;
+* stopping: all were told to stop; ended.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from resihp_ext.control import messages as say
+from resihp_ext.control.actions import Action, NeedPlan, ToRank
+from resihp_ext.control.messages import Loss, Message
+from resihp_ext.control.slots import CONNECTED, Slots, State
+from resihp_ext.errors import EXIT_OK
+
+
+class Phase(StrEnum):
+    """What the job as a whole is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    CHANGING = "changing"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """Limits of the coordinator."""
+
+    same_failures: int = 5
+    """Recoveries in a row without a finished step between them, after which the job gives up. A
+    node that is lost as a whole does not count: that is no failure of the job's."""
+    deaths: int = 3
+    """Lost workers of a node within :attr:`window_s` after which it gets no new ones."""
+    window_s: float = 600.0
+    restarts: int = 3
+    """Restarts of all workers before the first step."""
+    trouble_s: float = 0.5
+    """After a lost connection: how long to wait for word of who is lost."""
+    arrive_s: float = 30.0
+    """For members to stop what they did; who takes longer is ended."""
+    kill_s: float = 10.0
+    """For a node to end a process; after that it is taken for dead."""
+    adopt_s: float = 60.0
+    """For members to run a new plan; after that all are gathered anew, which shows who hangs."""
+    stop_s: float = 60.0
+    """For members to leave when they are told to."""
+    batch_s: float = 5.0
+    """How long a newcomer that is ready waits for others: each change takes time of all members."""
+    retry_s: float = 60.0
+    """Until a change for which there was no plan is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlan:
+    """A plan of which members may hold the state."""
+
+    version: int
+    text: str
+    ranks: frozenset[int] = frozenset()
+    """That hold a stage."""
+
+    @classmethod
+    def of(cls, text: str, version: int = 0) -> KnownPlan:
+        """From a plan's JSON; what is none has no ranks.
+
+        Args:
+            version: Unless the plan names one.
+        """
+        try:
+            fields = json.loads(text)
+            ranks = (
+                rank
+                for replica in fields["replicas"]
+                for stage in replica["stages"]
+                for rank in stage["ranks"]
+            )
+            return cls(int(fields["version"]), text, frozenset(ranks))
+        except (ValueError, KeyError, TypeError):
+            return cls(version, text)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A change without a fault that is under way."""
+
+    number: int
+    epoch: int
+    """Of the group of processes that it makes; nobody else gets this number."""
+    members: tuple[int, ...]
+    newcomers: tuple[int, ...]
+    going: tuple[int, ...]
+    reason: str
+    plan: KnownPlan | None = None
+    """Known to members once it is here."""
+    step: int = -1
+    """Before which it is done, once all have agreed."""
+    due_s: float = 0.0
+    """By when all members have to run it; 0 before that step."""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all members are bound by it."""
+        return self.step >= 0
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What an epoch that follows a loss has gathered so far."""
+
+    reason: str
+    counts: bool
+    """Whether a repetition would be the same failure again."""
+    request: str
+    due_s: float
+    """By when members have to arrive, then by when they have to run the plan."""
+    plan: KnownPlan | None = None
+    arrived: dict[int, say.Arrived] = field(default_factory=dict)
+    told: bool = False
+    """Whether members know what to run."""
+    spares_drained: bool = True
+    """Whether the plan leaves out drained nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A lost connection that nobody has explained yet."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What must survive a failover of the coordinator."""
+
+    rules: Rules = field(default_factory=Rules)
+    zero_s: float = 0.0
+    """The wall clock, in seconds since the epoch, when the monotonic one shows 0."""
+    now_s: float = 0.0
+    """Of the last message or tick."""
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    ran: int = 0
+    """The epoch in which members last ran together."""
+    issued: int = 0
+    """The highest epoch that anybody was told of; one that came to nothing is not used again."""
+    slots: Slots = field(default_factory=Slots)
+    members: tuple[int, ...] = ()
+    problem: str = ""
+    plan: KnownPlan | None = None
+    """That runs, or ran last."""
+    plans: dict[int, KnownPlan] = field(default_factory=dict)
+    """Of which members may hold the state, by version."""
+    version: int = 0
+    """The highest that any plan of this job has had, or is to get."""
+    losses: list[Loss] = field(default_factory=list)
+    """Since the members last ran together."""
+    recovery: Recovery | None = None
+    proposal: Proposal | None = None
+    adopted: set[int] = field(default_factory=set)
+    trouble: Trouble | None = None
+    done: bool = False
+    """Whether a member has left at the end: it has met all others there, so their work is done."""
+    exit_code: int = EXIT_OK
+    cause: str = ""
+    stop_due_s: float = 0.0
+    recoveries: int = 0
+    restarts: int = 0
+    proposals: int = 0
+    region: int = -1
+    """What was finished at the last recovery."""
+    same: int = 0
+    """Recoveries since anything was finished."""
+    refused: str = ""
+    """Why the last change without a fault has no plan."""
+    kept: frozenset[int] = frozenset()
+    """Ranks of drained nodes without which there was no plan."""
+    retry_s: float = 0.0
+    """Before this nothing is proposed."""
+
+    def connected(self) -> tuple[int, ...]:
+        """Ranks without which the others cannot go on."""
+        return self.slots.ranks(*CONNECTED)
+
+    def next_epoch(self) -> int:
+        """A number that no group of processes has had."""
+        self.issued += 1
+        return self.issued
+
+    def is_drained(self, rank: int) -> bool:
+        """Whether a rank's node is not to be used."""
+        return self.slots.node_of(rank).drained
+
+    def is_quarantined(self, node: str) -> bool:
+        """Whether a node has lost too many workers lately."""
+        return len(self.slots.nodes[node].deaths_s) >= self.rules.deaths
+
+    def need(self, request: str, usable: Iterable[int]) -> NeedPlan:
+        """Asks for a plan that uses some ranks."""
+        self.version += 1
+        allowed, numbers = set(usable), self.slots.numbers()
+        return NeedPlan(
+            request=request,
+            devices=tuple(
+                (rank, numbers[slot.node], rank in allowed)
+                for rank, slot in sorted(self.slots.of.items())
+            ),
+            problem=self.problem,
+            plan=self.plan.text if self.plan else "",
+            version=self.version,
+            holders=self.slots.ranks(State.MEMBER, State.GOING),
+        )
+
+
+def to_all(ranks: Iterable[int], message: Message) -> list[Action]:
+    """The same message for several ranks."""
+    return [ToRank(rank, message) for rank in ranks]
+
+
+def named(gone: Iterable[tuple[int, str]]) -> str:
+    """Ranks with their causes, for people."""
+    causes: dict[str, list[int]] = {}
+    for rank, cause in gone:
+        causes.setdefault(cause, []).append(rank)
+    return "; ".join(f"{ranks_text(ranks)} {cause}" for cause, ranks in causes.items())
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 3, 4``."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def line(text: str) -> str:
+    """As long as a message may have it."""
+    return text[:1000]

@@ -1,0 +1,191 @@
+"""The coordinator's rules: what follows from every message, without any input or output.
+
+The state is plain data (:mod:`~resihp_ext.control.job_state`); the rules change it:
+
+* :mod:`~resihp_ext.control.losses`: processes and nodes that are gone, and deadlines;
+* :mod:`~resihp_ext.control.gathering`: an epoch, from the loss to the next plan;
+* :mod:`~resihp_ext.control.changes`: newcomers and drained nodes;
+* :mod:`~resihp_ext.control.ending`: the end.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from resihp_ext.control import changes, gathering, losses
+from resihp_ext.control import messages as say
+from resihp_ext.control.actions import Action, ToNode
+from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
+from resihp_ext.control.messages import Message
+from resihp_ext.control.slots import Node, State
+from resihp_ext.errors import EXIT_REQUEUE
+
+__all__ = ["Membership", "Phase", "Rules"]
+
+
+class Membership:
+    """Takes messages, gives actions; the same messages give the same actions."""
+
+    def __init__(self, rules: Rules | None = None, zero_s: float | None = None) -> None:
+        """Prepares a job that is about to start.
+
+        Args:
+            zero_s: The wall clock when the clock of all ``now_s`` shows 0. Default: for
+                ``time.monotonic``.
+        """
+        if zero_s is None:
+            zero_s = time.time() - time.monotonic()
+        self.job = Job(rules=rules or Rules(), zero_s=zero_s)
+
+    # Nodes
+
+    def node_joined(self, hello: say.NodeHello) -> list[Action]:
+        """An agent has connected, or has started its workers anew."""
+        job, slots = self.job, self.job.slots
+        if job.phase in (Phase.STOPPING, Phase.ENDED):
+            cause = line(f"the job is over: {job.cause}")
+            return [ToNode(hello.node, say.EndNode(exit_code=job.exit_code, cause=cause))]
+        known = slots.nodes.get(hello.node)
+        if hello.ranks and job.phase is not Phase.STARTING:
+            if known is not None and known.alive and known.ranks == tuple(sorted(hello.ranks)):
+                return []  # said twice
+            cause = "the job runs without this node"
+            return [ToNode(hello.node, say.EndNode(exit_code=EXIT_REQUEUE, cause=cause))]
+        if hello.ranks and known is not None and slots.all_start(hello.node, hello.ranks):
+            return []  # said twice
+        slots.nodes[hello.node] = Node(hello.node, hello.address)
+        if hello.ranks:
+            slots.world_size = hello.world_size
+            slots.add(hello.node, hello.ranks, State.STARTING)
+            return []
+        ranks = slots.new_ranks(hello.node, hello.slots)
+        slots.add(hello.node, ranks, State.PREPARING)
+        job.kept = frozenset()
+        return [ToNode(hello.node, say.Assigned(ranks=ranks))]
+
+    def node_lost(self, node: str, cause: str, now_s: float) -> list[Action]:
+        """An agent's connection is closed, or it is silent."""
+        self.job.now_s = max(now_s, self.job.now_s)
+        return losses.node_lost(self.job, node, cause)
+
+    # Messages
+
+    def handle(self, message: Message, node: str, now_s: float) -> list[Action]:
+        """Everything that follows from a message of a node or of one of its workers."""
+        job = self.job
+        job.now_s = max(now_s, job.now_s)
+        rank = getattr(message, "rank", None)
+        if rank is not None and (rank not in job.slots.of or job.slots.of[rank].node != node):
+            return []
+        handler = _HANDLERS.get(type(message))
+        return [] if handler is None else handler(job, message)
+
+    def planned(self, request: str, plan: str | None, why: str, version: int = 0) -> list[Action]:
+        """The planner's answer; ``why`` says what speaks against any plan."""
+        job = self.job
+        job.version = max(job.version, version)
+        found = None if plan is None else KnownPlan.of(plan, version)
+        if job.recovery is not None and request == job.recovery.request:
+            return gathering.planned(job, found, why)
+        if job.proposal is not None and request == f"proposal {job.proposal.number}":
+            return changes.planned(job, found, why)
+        return []  # the question is out of date
+
+    def tick(self, now_s: float) -> list[Action]:
+        """What the passing of time brings."""
+        self.job.now_s = max(now_s, self.job.now_s)
+        return losses.tick(self.job)
+
+    def stuck(self, cause: str) -> list[Action]:
+        """All workers wait and none moves."""
+        return losses.stuck(self.job, cause)
+
+    # People
+
+    def drain(self, node: str) -> list[Action]:
+        """Takes a node out of the job at the next boundary between steps.
+
+        Raises:
+            KeyError: there is no such node.
+        """
+        return changes.drain(self.job, node)
+
+    def readmit(self, node: str) -> list[Action]:
+        """Lets a drained or quarantined node take part again.
+
+        Raises:
+            KeyError: there is no such node.
+        """
+        return changes.readmit(self.job, node)
+
+    def status(self) -> dict[str, Any]:
+        """What ``resihp status`` shows."""
+        job = self.job
+        return {
+            "phase": job.phase.value,
+            "epoch": job.epoch,
+            "members": list(job.members),
+            "recoveries": job.recoveries,
+            "nodes": {
+                node.name: {
+                    "address": node.address,
+                    "alive": node.alive,
+                    "drained": node.drained,
+                    "quarantined": job.is_quarantined(node.name),
+                    "ranks": {
+                        str(slot.rank): {"state": slot.state.value, "cause": slot.cause}
+                        for slot in job.slots.on(node.name)
+                    },
+                }
+                for node in job.slots.nodes.values()
+            },
+            "cause": job.cause,
+            "refused": job.refused,
+        }
+
+
+def _hello(job: Job, message: say.Hello) -> list[Action]:
+    slot = job.slots.of[message.rank]
+    if slot.state in (State.STARTING, State.PREPARING):
+        slot.incarnation = max(slot.incarnation, message.incarnation)
+    return []
+
+
+def _described(job: Job, message: say.Described) -> list[Action]:
+    if job.phase is Phase.STARTING:
+        job.problem, job.plan = message.problem, KnownPlan.of(message.plan)
+        job.version = max(job.version, job.plan.version)
+    return []
+
+
+def _armed(job: Job, message: say.Armed) -> list[Action]:
+    slots = job.slots
+    if job.phase is not Phase.STARTING or slots.of[message.rank].state is not State.STARTING:
+        return []
+    slots.of[message.rank].armed = True
+    waiting = slots.ranks(State.STARTING)
+    if len(waiting) < slots.world_size or not all(slots.of[rank].armed for rank in waiting):
+        return []
+    # Ranks of an earlier start that was larger.
+    slots.of = {rank: slot for rank, slot in slots.of.items() if slot.state is not State.LOST}
+    job.members = waiting
+    return changes.run(job, job.plan)
+
+
+_HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
+    say.Hello: _hello,
+    say.Described: _described,
+    say.Armed: _armed,
+    say.NodeBeat: changes.beat,
+    say.Exited: losses.exited,
+    say.Leaving: losses.left,
+    say.Troubled: losses.troubled,
+    say.Arrived: gathering.arrived,
+    say.Adopted: changes.adopted,
+    say.Ready: changes.ready,
+    say.Agreed: changes.agreed,
+}
