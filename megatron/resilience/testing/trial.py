@@ -72,6 +72,9 @@ def run_trial(
 ) -> Trial:
     """Trains with ``argv`` (presets allowed) on ``world_size`` fresh processes.
 
+    Without a plan schedule the job runs in Megatron's own layout, by its own schedules: what plans
+    are compared with.
+
     Args:
         before: Called in every rank before the job is built; an importable function, one that puts
             in a deliberate error say.
@@ -81,7 +84,7 @@ def run_trial(
     """
     preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        words = [*argv, "--resilience", "--resilience-dir", folder]
+        words = [*argv, "--resilience", "--resilience-dir", folder, *_observing(argv)]
         pieces = run_ranks(
             world_size, train, words, before, timeout_s=timeout_s, environment=environment
         )
@@ -95,6 +98,11 @@ def run_trial(
         disagreements=disagreements(pieces, weights),
         events=events,
     )
+
+
+def _observing(argv: Sequence[str]) -> list[str]:
+    """The flag that leaves a job without plans to Megatron's own schedules."""
+    return [] if "--resilience-plan-schedule" in argv else ["--resilience-observe-only"]
 
 
 def train(argv: Sequence[str], before: Callable[[], None] | None = None) -> list[Slice]:
