@@ -19,11 +19,12 @@ from queue import Empty, SimpleQueue
 
 from resihp_ext.control import messages as say
 from resihp_ext.control.frames import new_token
-from resihp_ext.control.membership import Membership, Rules
+from resihp_ext.control.membership import Membership
 from resihp_ext.control.messages import Message
 from resihp_ext.control.node import NodeControl
 from resihp_ext.control.server import CoordinatorServer, Planner
 from resihp_ext.launcher.hosting import TOKEN
+from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.planning import PlannerProcess
 from resihp_ext.launcher.warm import WARM_SIGN
 
@@ -39,8 +40,7 @@ class Terms:
 
     token: bytes | None
     """From the operator."""
-    restarts: int
-    """Of all workers before the first step."""
+    limits: Limits
     planner: Planner
     address: str
     """Of this host, for the other nodes."""
@@ -120,9 +120,10 @@ class JobControl:
             self._server = CoordinatorServer(
                 token=self.token,
                 host=self.terms.address,
-                membership=Membership(Rules(restarts=self.terms.restarts)),
+                membership=Membership(self.terms.limits.rules),
                 planner=self.terms.planner,
                 on_end=self._owner.end,
+                limits=self.terms.limits.server,
             )
             return self._server.start()
         return self._server.address
@@ -146,6 +147,7 @@ class JobControl:
             token=self.token,
             socket_path=self.folder / SOCKET,
             owner=self._owner,
+            limits=self.terms.limits.node,
         )
         self._node.start()
 

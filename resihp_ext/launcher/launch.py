@@ -22,13 +22,11 @@ from resihp_ext.control.server import Planner
 from resihp_ext.launcher.agent import JobEndedError, NodeAgent, Options
 from resihp_ext.launcher.control import JobControl, Terms
 from resihp_ext.launcher.hosting import AddressFile, NodeName, own_address, resilience_dir
+from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.meeting import Meeting
 from resihp_ext.launcher.watch import Watch
 
 logger = logging.getLogger(__name__)
-
-RESTARTS = 3
-"""Of resilient workers before the first step, when --max-restarts is not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +34,7 @@ class Extras:
     """What the launcher knows beyond torch's ``LaunchConfig``."""
 
     token: bytes | None
-    restarts: int | None
-    """``--max-restarts`` if it was given."""
+    limits: Limits
     planner: Planner
     script_args: Sequence[str]
     adopts: bool
@@ -116,7 +113,7 @@ def _options(
     folder = resilience_dir(extras.script_args)
     terms = Terms(
         token=extras.token,
-        restarts=RESTARTS if extras.restarts is None else extras.restarts,
+        limits=extras.limits,
         planner=extras.planner,
         address=own_address(endpoint_host, config.local_addr),
     )

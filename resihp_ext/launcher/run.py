@@ -25,6 +25,7 @@ from typing import Any
 
 from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 from resihp_ext.launcher.hosting import given_token
+from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
 from resihp_ext.launcher.planning import PlannerProcess
@@ -40,6 +41,14 @@ TOKEN_HELP = (
     "File with 64 hexadecimal digits, the same on all nodes: the secret of the job's control "
     "messages. Default: made by the first node and handed to the others through the rendezvous."
 )
+
+LIMITS_HELP = (
+    "Limits of the control plane, as key=value,...: after how many seconds (keys ending in _s) a "
+    "silent or hung worker or a lost node is given up, and the like."
+)
+
+RESTARTS = 3
+"""Of resilient workers before the first step, when --max-restarts is not given."""
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -68,6 +77,7 @@ def _run(argv: Sequence[str], planner: Any) -> int:
     args = _parse(torchrun, argv)
     # torchrun's parser cannot tell a default from a 0 that was typed.
     restarts, args.max_restarts = args.max_restarts, args.max_restarts or 0
+    limits = Limits.read(args.control_conf, restarts=RESTARTS if restarts is None else restarts)
     _require_script(args)
     take_slurm_defaults(args, os.environ)
     _choose_rendezvous(torchrun, args)
@@ -78,7 +88,7 @@ def _run(argv: Sequence[str], planner: Any) -> int:
             raise UserError(f"resihp-run: {_first_line(error)}; see resihp-run --help") from None
         extras = {
             "token": given_token(args.control_token_file, dict(os.environ)),
-            "restarts": restarts,
+            "limits": limits,
             "planner": planner or PlannerProcess(),
             "script_args": args.training_script_args,
         }
@@ -132,6 +142,7 @@ def _parse(torchrun: Any, argv: Sequence[str]) -> Any:
     if parser.get_default("max_restarts") == 0:  # not from PET_MAX_RESTARTS
         parser.set_defaults(max_restarts=None)
     parser.add_argument("--control-token-file", "--control_token_file", help=TOKEN_HELP)
+    parser.add_argument("--control-conf", "--control_conf", help=LIMITS_HELP)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
