@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import megatron.resilience.device.patches as device_folder
 from megatron.resilience import patches as patches_folder
@@ -27,6 +28,7 @@ OPTIMIZER = "megatron.core.optimizer.distrib_optimizer"
 TRAINING = "megatron.training.training"
 ASYNC_UTILS = "megatron.core.dist_checkpointing.strategies.async_utils"
 RANDOM = "megatron.core.tensor_parallel.random"
+TIMERS = "megatron.core.timers"
 MISSING = object()
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -43,7 +45,8 @@ def owners() -> list[Any]:
     modules = [importlib.import_module(name) for name in sorted(names)]
     caller = importlib.import_module(ASYNC_UTILS).PersistentAsyncCaller
     optimizer = importlib.import_module(OPTIMIZER).DistributedOptimizer
-    return [*modules, optimizer, caller, torch.Tensor]
+    timers = importlib.import_module(TIMERS)
+    return [*modules, optimizer, caller, timers.Timer, timers.Timers, torch.Tensor, dist.Backend]
 
 
 def state_of_upstream() -> dict[tuple[str, str], Any]:
@@ -125,6 +128,8 @@ def owner_of(name: str) -> Any:
         return torch.Tensor
     if name.endswith("DistributedOptimizer"):
         return importlib.import_module(OPTIMIZER).DistributedOptimizer
+    if name in {"Timer", "Timers"}:
+        return getattr(importlib.import_module(TIMERS), name)
     return importlib.import_module(name)
 
 
@@ -134,7 +139,18 @@ DRIFTS = [
     (registry.DistributedAdam, "DistributedOptimizer", "load_state_dict"),
     (registry.DistributedAdam, "DistributedOptimizer", "_set_main_param_and_optimizer_states"),
     (registry.TrainingLog, TRAINING, "training_log"),
-    (registry.TorchName, "megatron.core.timers", "torch"),
+    (registry.TrainingLoop, TRAINING, "get_forward_backward_func"),
+    (registry.TrainingLoop, TRAINING, "get_megatron_optimizer"),
+    (registry.TrainingLoop, TRAINING, "is_pp_last_stage"),
+    (registry.TrainingLoop, TRAINING, "consume_seqlen_stats_in_iteration"),
+    (registry.TrainingLoop, TRAINING, "train"),
+    (registry.TrainingLoop, TRAINING, "save_checkpoint"),
+    (registry.TrainingLoop, TRAINING, "print_datetime"),
+    (registry.TrainingLoop, TRAINING, "checkpoint_and_decide_exit"),
+    (registry.LocalTimers, "Timer", "start"),
+    (registry.LocalTimers, "Timer", "stop"),
+    (registry.LocalTimers, "Timers", "_get_elapsed_time_all_ranks"),
+    (registry.TorchName, TIMERS, "torch"),
     (registry.TorchName, "megatron.training.initialize", "torch"),
     (registry.TensorType, "torch.Tensor", "type"),
     (registry.RngState, RANDOM, "_get_cuda_rng_state"),
@@ -145,7 +161,8 @@ DRIFTS = [
 def own(drift: tuple[type[Patch], str, str]) -> bool:
     """Whether the symbol is gone once deleted: a method may have one of its name below."""
     _, owner, name = drift
-    return owner not in {"torch.Tensor", "DistributedOptimizer"} or name.startswith("_set_main")
+    inherits = owner in {"torch.Tensor", "DistributedOptimizer", "Timer"}
+    return not inherits or name.startswith("_set_main")
 
 
 drifts = pytest.mark.parametrize(
@@ -174,7 +191,7 @@ def test_symbol_of_another_shape_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(owner_of(owner), name, other)
         detail = refused(kind)
-    assert any(word in detail for word in ("surprise", "training_log has no", "torch", "something"))
+    assert any(word in detail for word in ("surprise", " has no", "torch", "something"))
 
 
 @pytest.mark.parametrize(("kind", "owner", "name"), [each for each in DRIFTS if own(each)])
@@ -191,6 +208,20 @@ def test_method_that_is_no_method_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "cuda", None)
         assert refused(registry.TensorCuda) == "Tensor.cuda is gone"
+
+
+def test_creators_of_groups_that_are_kept_elsewhere_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delattr(dist.Backend, "_ensure_backend_registered")
+        assert "keeps its creators elsewhere" in refused(registry.GroupBirth)
+
+
+def test_creators_of_groups_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(dist.Backend, "_plugins", dict.fromkeys(dist.Backend._plugins, other))
+        assert refused(registry.GroupBirth) == "the creator of gloo groups has another form"
 
 
 @pytest.mark.parametrize("kind", [registry.CompileHelpers, registry.TrainingLog, registry.RngState])
@@ -227,8 +258,13 @@ def test_the_whole_set_applies_and_undoes(device: str) -> None:
         "get_megatron_optimizer",
         "is_pp_last_stage",
         "consume_seqlen_stats_in_iteration",
+        "train",
+        "save_checkpoint",
+        "print_datetime",
+        "checkpoint_and_decide_exit",
     }
-    everywhere = {"compile_helpers", "training_log", *loop, *adam, *writer}
+    timers = {"start", "stop", "_get_elapsed_time_all_ranks"}
+    everywhere = {"compile_helpers", "training_log", *loop, *adam, *writer, *timers, "_plugins"}
     on_cpu = {"async_loop", "torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
     assert names == everywhere | (on_cpu if device == "cpu" else set())
 
