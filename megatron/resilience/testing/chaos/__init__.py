@@ -1,0 +1,1 @@
+"""Whole jobs with random faults, and whether they went on as if nothing had happened."""

@@ -1,0 +1,133 @@
+"""Receipts of a job: whether they are complete, and how long the first recovery took."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron.resilience.testing.chaos.ledger import Ledger
+from resihp_ext.errors import ResiHPError
+from resihp_ext.faults.fault import Fault, Kind, Phase
+from resihp_ext.faults.read import faults_from_yaml
+from resihp_ext.plan.plan import Plan
+
+_KEYS = {
+    "reason",
+    "step",
+    "from_version",
+    "to_version",
+    "from_plan",
+    "to_plan",
+    "phases_s",
+    "total_s",
+    "moved_bytes",
+    "lower_bound_bytes",
+    "messages",
+    "state_digests",
+    "ranks_with_new_modules",
+    "redone_steps",
+    "losses",
+    "resumed_s",
+}
+_IN_A_STEP = {Phase.FORWARD, Phase.BACKWARD, Phase.P2P, Phase.SYNC, Phase.VOTE}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strike:
+    """A fault that has struck."""
+
+    number: int
+    fault: Fault
+    phase: str
+    time_s: float
+    """When it did, behind its delay."""
+
+
+def strikes(folder: Path) -> list[Strike]:
+    """What has struck, in order of time."""
+    found = []
+    for path in sorted((folder / "faults").glob("[0-9]*.done")):
+        told = json.loads(path.read_text())
+        (fault,) = faults_from_yaml(f"- {told['fault']}", path)
+        number = int(path.stem)
+        time_s = told["time_s"] + fault.delay_s
+        found.append(Strike(number=number, fault=fault, phase=told["phase"], time_s=time_s))
+    return sorted(found, key=lambda one: one.time_s)
+
+
+def read_receipts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All receipts, and what is wrong with them."""
+    found, problems = [], []
+    version = 0
+    for number, path in enumerate(sorted((folder / "receipts").glob("*.json"))):
+        receipt = json.loads(path.read_text())
+        found.append(receipt)
+        problems += [f"receipt {path.name}: {text}" for text in _wrong(receipt, folder, version)]
+        if int(path.stem) != number:
+            problems.append(f"receipt {path.name}: expected number {number}")
+        version = receipt.get("to_version", version)
+    return found, problems
+
+
+def _wrong(receipt: dict[str, Any], folder: Path, version: int) -> list[str]:
+    missing = _KEYS - receipt.keys()
+    if missing:
+        return [f"lacks {sorted(missing)}"]
+    wrong = []
+    if receipt["from_version"] != version or receipt["to_version"] <= version:
+        wrong.append(
+            f"from plan {receipt['from_version']} to {receipt['to_version']}, after {version}"
+        )
+    seconds = receipt["phases_s"].values()
+    if not all(math.isfinite(one) and one >= 0.0 for one in seconds) or not seconds:
+        wrong.append(f"phases {receipt['phases_s']}")
+    path = folder / "plans" / f"{receipt['to_version']:03d}.json"
+    try:
+        digest = Plan.from_json(path.read_text()).digest
+    except (OSError, ValueError, ResiHPError) as error:
+        return [*wrong, f"{path.name}: {error}"]
+    if digest != receipt["to_plan"]:
+        wrong.append(f"{path.name} is another plan")
+    if not receipt["state_digests"] or receipt["moved_bytes"] < 0:
+        wrong.append("no proof of the state")
+    return wrong
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovery:
+    """From a kill to the end of the step that it had interrupted."""
+
+    recovery_s: float
+    """Without the time that the step takes anyway."""
+    phases_error: float
+    """How far the receipt's phases are from adding up, as a part of the whole."""
+    phases_s: dict[str, float]
+
+
+def first_recovery(
+    struck: list[Strike], receipts: list[dict[str, Any]], ledger: Ledger
+) -> Recovery | None:
+    """Of the first fault of a run, if it was a kill in a step and nothing else came before its
+    end."""
+    if not struck or not receipts:
+        return None
+    first, receipt = struck[0], receipts[0]
+    fits = first.fault.kind is Kind.KILL and first.phase in _IN_A_STEP
+    alone = [one["rank"] for one in receipt.get("losses", ())] == [first.fault.rank]
+    done_s = receipt.get("repeated_s", 0.0)
+    if not (fits and alone and done_s) or (len(struck) > 1 and struck[1].time_s < done_s):
+        return None
+    times = sorted(ledger.ended_s.values())
+    normal_s = median(b - a for a, b in pairwise(times))
+    whole_s = done_s - first.time_s
+    phases_s = receipt["phases_s"]
+    return Recovery(
+        recovery_s=whole_s - normal_s,
+        phases_error=abs(sum(phases_s.values()) - whole_s) / whole_s,
+        phases_s=phases_s,
+    )
