@@ -45,6 +45,8 @@ class ModuleFactory:
         self._customise = customise
         self._sequence_parallel = sequence_parallel
 
+    # A recovery may come in the middle of the optimizer's step, which records no gradients.
+    @torch.enable_grad()
     def build(self, seat: Seat, groups: Any, told: Any) -> list[torch.nn.Module]:
         """Builds the model chunks of a seat, with weights that are not initialised.
 
