@@ -96,3 +96,6 @@ def prepare(args: argparse.Namespace) -> None:
     # Kept by upstream for a grid of ranks, which an uneven layout is not.
     args.no_save_rng = True
     args.no_load_rng = True
+    # To decide about a rerun all ranks meet between the gradients and the vote, where a death
+    # would not be survived; and a step that is repeated is no part of upstream's loop.
+    args.rerun_mode = "disabled"
