@@ -111,7 +111,7 @@ class Supervisor:
     _fork_until_s: float = 0.0
     _ending: say.EndNode | say.Restart | None = None
     _end_until_s: float = 0.0
-    _notices: deque[tuple[float, Place, str]] = field(default_factory=deque)
+    _notices: deque[tuple[float, Place, int, str]] = field(default_factory=deque)
 
     def run(self) -> Verdict:
         """Blocks until something has to happen to all workers of the node."""
@@ -129,6 +129,7 @@ class Supervisor:
                 if verdict is not None:
                     return verdict
         finally:
+            self._tell_until(float("inf"))
             for place in self.places.values():
                 self.watch.discard(place.local_rank)
 
@@ -162,8 +163,10 @@ class Supervisor:
                 exit_code=exit_code,
             )
         )
-        line = f"rank {place.rank} (pid {place.pid}) {cause}"
-        self._notices.append((time.monotonic() + NOTICE_S, place, line))
+        if self._ending is None and exit_code != EXIT_OK:
+            so = "the others go on" if place.armed else "before the first step"
+            line = f"rank {place.rank} (pid {place.pid}) {cause}; {so}"
+            self._notices.append((time.monotonic() + NOTICE_S, place, place.incarnation, line))
 
     def _obey(self, message: Message) -> None:
         match message:
@@ -218,10 +221,13 @@ class Supervisor:
         self._keep_warm()
         while self._waiting and self._forking is None and self._ending is None:
             self._start(self._waiting.popleft())
+        self._tell_until(now_s)
+
+    def _tell_until(self, now_s: float) -> None:
         while self._notices and self._notices[0][0] <= now_s:
-            _, place, line = self._notices.popleft()
-            if self._ending is None and not place.left and place.exit_code != EXIT_OK:
-                _tell(f"{line}; the others go on")
+            _, place, incarnation, line = self._notices.popleft()
+            if not (place.left and place.incarnation == incarnation):
+                _tell(line)
 
     def _start(self, place: Place) -> None:
         env = self.context.envs[place.local_rank] | {
