@@ -3,6 +3,9 @@
 Members take up a proposal some steps after all of them have been found to know it. Until the
 coordinator hears of that, it may take the proposal back; if it was too late, all are gathered.
 
+Who is left out by a change takes no part in it. So a drained node goes in two changes: one to a
+plan that does not use it, in which it hands over its state, and one without it.
+
 Imports neither torch nor Megatron.
 """
 
@@ -21,7 +24,7 @@ from resihp_ext.control.job_state import (
     ranks_text,
     to_all,
 )
-from resihp_ext.control.slots import CONNECTED, State
+from resihp_ext.control.slots import CONNECTED, GONE, State
 
 
 def run(job: Job, plan: KnownPlan | None) -> list[Action]:
@@ -34,6 +37,7 @@ def run(job: Job, plan: KnownPlan | None) -> list[Action]:
         job.slots.of[rank].state = State.MEMBER
     for rank in job.slots.ranks(State.GOING):
         job.slots.of[rank].state = State.AWAY
+    job.released -= set(job.members)
     job.kept, job.retry_s = frozenset(), 0.0
     return [*replace(job), *propose(job)]
 
@@ -109,13 +113,16 @@ def propose(job: Job) -> list[Action]:
     """Takes up whoever is ready and leaves out whoever is to go."""
     if job.phase is not Phase.RUNNING or job.proposal is not None or job.done:
         return []
-    going = [rank for rank in job.members if job.is_drained(rank) and rank not in job.kept]
+    drained = {rank for rank in job.members if job.is_drained(rank)} - job.kept
     newcomers = () if job.now_s < job.retry_s else _newcomers(job)
-    if not newcomers and not going:
+    if not newcomers and not drained:
         return []
+    holders = job.plan.ranks if job.plan is not None else frozenset()
+    going = sorted(drained - holders)
     members = tuple(sorted({*job.members, *newcomers} - set(going)))
-    if not members:
-        return _refuse(job, going, "no other node would be left")
+    usable = [rank for rank in members if rank not in drained]
+    if not usable:
+        return _refuse(job, drained, "no other node would be left")
     job.proposals, job.adopted = job.proposals + 1, set()
     job.proposal = Proposal(
         number=job.proposals,
@@ -123,9 +130,10 @@ def propose(job: Job) -> list[Action]:
         members=members,
         newcomers=newcomers,
         going=tuple(going),
-        reason=_reason(newcomers, going),
+        drained=frozenset(drained),
+        reason=_reason(newcomers, drained),
     )
-    return [job.need(f"proposal {job.proposals}", members)]
+    return [job.need(f"proposal {job.proposals}", usable)]
 
 
 def _newcomers(job: Job) -> tuple[int, ...]:
@@ -144,8 +152,9 @@ def planned(job: Job, plan: KnownPlan | None, why: str) -> list[Action]:
     assert proposal is not None
     if plan is None:
         job.proposal = None
-        return _refuse(job, proposal.going, why)
+        return _refuse(job, proposal.drained, why)
     proposal.plan = job.plans[plan.version] = plan
+    job.released.update(proposal.going)
     job.refused = ""
     message = say.Propose(
         number=proposal.number,
@@ -157,11 +166,11 @@ def planned(job: Job, plan: KnownPlan | None, why: str) -> list[Action]:
     return to_all(sorted({*job.members, *proposal.members}), message)
 
 
-def _refuse(job: Job, going: Collection[int], why: str) -> list[Action]:
+def _refuse(job: Job, drained: Collection[int], why: str) -> list[Action]:
     """Without a plan all stay as they are; what is drained must not keep newcomers out."""
-    job.refused = f"{ranks_text(sorted(going))} cannot be spared: {why}" if going else why
-    if going:
-        job.kept |= frozenset(going)
+    job.refused = f"{ranks_text(sorted(drained))} cannot be spared: {why}" if drained else why
+    if drained:
+        job.kept |= frozenset(drained)
         return propose(job)
     job.retry_s = job.now_s + job.rules.retry_s
     return []
@@ -185,7 +194,7 @@ _TALKING = (State.MEMBER, State.GOING, State.READY)
 def agreed(job: Job, message: say.Agreed) -> list[Action]:
     """All members are bound by a proposal."""
     proposal = job.proposal
-    if job.phase is not Phase.RUNNING or message.rank not in job.members:
+    if job.phase is not Phase.RUNNING or job.slots.of[message.rank].state in GONE:
         return []
     if proposal is None or proposal.plan is None or message.number != proposal.number:
         # It was taken back too late; they would wait for somebody who is gone.
@@ -242,10 +251,10 @@ def readmit(job: Job, node: str) -> list[Action]:
     return [*actions, *replace(job), *propose(job)]
 
 
-def _reason(newcomers: Collection[int], going: Collection[int]) -> str:
+def _reason(newcomers: Collection[int], drained: Collection[int]) -> str:
     texts = [
-        f"{ranks_text(tuple(ranks))} {verb}"
-        for ranks, verb in ((newcomers, "joined"), (going, "drained"))
+        f"{ranks_text(sorted(ranks))} {verb}"
+        for ranks, verb in ((newcomers, "joined"), (drained, "drained"))
         if ranks
     ]
     return "; ".join(texts)

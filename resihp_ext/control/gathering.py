@@ -44,9 +44,15 @@ def gather(job: Job, reason: str, *, counts: bool = True) -> list[Action]:
         return end(job, EXIT_REQUEUE, f"{reason}; no worker is left")
     job.phase, job.epoch, job.adopted = Phase.RECOVERING, job.next_epoch(), set()
     request, due_s = f"epoch {job.epoch}", job.now_s + job.rules.arrive_s
-    job.recovery = Recovery(reason=reason, counts=counts, request=request, due_s=due_s)
-    view = say.View(epoch=job.epoch, members=job.members, losses=tuple(job.losses))
     usable = [rank for rank in job.members if not job.is_drained(rank)]
+    job.recovery = Recovery(
+        reason=reason,
+        counts=counts,
+        request=request,
+        due_s=due_s,
+        spares=len(usable) < len(job.members),
+    )
+    view = say.View(epoch=job.epoch, members=job.members, losses=tuple(job.losses))
     return [*to_all(job.members, view), job.need(request, usable)]
 
 
@@ -55,6 +61,7 @@ def arrived(job: Job, message: say.Arrived) -> list[Action]:
     if job.recovery is None or message.epoch != job.epoch or message.rank not in job.members:
         return []
     job.recovery.arrived[message.rank] = message
+    job.released.discard(message.rank)
     return _go(job)
 
 
@@ -65,9 +72,9 @@ def planned(job: Job, plan: KnownPlan | None, why: str) -> list[Action]:
     if plan is not None:
         recovery.plan = plan
         return _go(job)
-    if recovery.spares_drained and any(map(job.is_drained, job.members)):
+    if recovery.spares:
         # Better to go on with a node that somebody wants to have back than not at all.
-        recovery.spares_drained = False
+        recovery.spares = False
         recovery.request = f"epoch {job.epoch} with drained nodes"
         return [job.need(recovery.request, job.members)]
     return stop(job, EXIT_REQUEUE, f"no layout fits what is left ({recovery.reason}): {why}")

@@ -104,6 +104,9 @@ class Proposal:
     members: tuple[int, ...]
     newcomers: tuple[int, ...]
     going: tuple[int, ...]
+    """Members that it leaves out."""
+    drained: frozenset[int]
+    """Members that its plan does not use, because their nodes are drained."""
     reason: str
     plan: KnownPlan | None = None
     """Known to members once it is here."""
@@ -132,8 +135,8 @@ class Recovery:
     arrived: dict[int, say.Arrived] = field(default_factory=dict)
     told: bool = False
     """Whether members know what to run."""
-    spares_drained: bool = True
-    """Whether the plan leaves out drained nodes."""
+    spares: bool = False
+    """Whether the plan that was asked for leaves out members, whose nodes are drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,8 @@ class Job:
     """Recoveries since anything was finished."""
     refused: str = ""
     """Why the last change without a fault has no plan."""
+    released: set[int] = field(default_factory=set)
+    """Ranks that a proposal has left out, open or taken back: that they leave is not the end."""
     kept: frozenset[int] = frozenset()
     """Ranks of drained nodes without which there was no plan."""
     retry_s: float = 0.0
@@ -237,7 +242,15 @@ def named(gone: Iterable[tuple[int, str]]) -> str:
     causes: dict[str, list[int]] = {}
     for rank, cause in gone:
         causes.setdefault(cause, []).append(rank)
-    return "; ".join(f"{ranks_text(ranks)} {cause}" for cause, ranks in causes.items())
+    return "; ".join(
+        f"{ranks_text(ranks)} {cause if len(ranks) == 1 else _plural(cause)}"
+        for cause, ranks in causes.items()
+    )
+
+
+def _plural(cause: str) -> str:
+    verb, _, rest = cause.partition(" ")
+    return f"{({'was': 'were', 'is': 'are', 'has': 'have'}).get(verb, verb)} {rest}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -40,13 +40,12 @@ def exited(job: Job, message: say.Exited) -> list[Action]:
 
 def left(job: Job, message: say.Leaving) -> list[Action]:
     """A worker ends on purpose."""
-    slot, proposal = job.slots.of[message.rank], job.proposal
+    slot = job.slots.of[message.rank]
     if slot.state in GONE:
         return []
     if slot.state in NEWCOMERS:
         return lost(job, [(message.rank, f"ended with exit code {message.exit_code}")])
-    bound = proposal is not None and proposal.plan is not None
-    if slot.state is State.GOING or (proposal and bound and message.rank in proposal.going):
+    if message.rank in job.released and not message.exit_code:
         slot.state, slot.cause = State.AWAY, "has left: its node is drained"
         if job.phase is Phase.RECOVERING:
             return gather(job, f"rank {message.rank} has left: its node is drained", counts=False)
