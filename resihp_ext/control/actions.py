@@ -38,8 +38,6 @@ class NeedPlan:
     """What ran until now."""
     version: int = 0
     """Of the new plan: no plan of this job has had it."""
-    holders: tuple[int, ...] = ()
-    """Ranks that are there with their state, whether they may be used or not."""
 
 
 @dataclass(frozen=True, slots=True)

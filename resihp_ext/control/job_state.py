@@ -22,7 +22,7 @@ from enum import StrEnum
 from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
-from resihp_ext.control.slots import CONNECTED, Slots, State
+from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.errors import EXIT_OK
 
 
@@ -228,7 +228,6 @@ class Job:
             problem=self.problem,
             plan=self.plan.text if self.plan else "",
             version=self.version,
-            holders=self.slots.ranks(State.MEMBER, State.GOING),
         )
 
 

@@ -19,13 +19,13 @@ from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import ModelShape
 from resihp_ext.cost.plan_cost import PlanCost, Section, Workload
 from resihp_ext.cost.presets import FIGURES
-from resihp_ext.cost.profile_file import read_profile
+from resihp_ext.cost.profile_file import Profile, read_profile
 from resihp_ext.errors import UserError
 from resihp_ext.plan.dry_run import Cost
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import Duration
 
-__all__ = ["CostModel", "Link", "PlanCost", "Workload", "from_profile", "preset"]
+__all__ = ["CostModel", "Link", "PlanCost", "Workload", "from_profile", "of_profile", "preset"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,11 @@ def from_profile(path: str | Path) -> CostModel:
     Raises:
         UserError: the file cannot be read, or is not a profile.
     """
-    profile = read_profile(path)
+    return of_profile(read_profile(path))
+
+
+def of_profile(profile: Profile) -> CostModel:
+    """The same, of a profile that was read already."""
     return CostModel(
         name=profile.device,
         layers=Measured(shape=profile.shape, layers=profile.layers),

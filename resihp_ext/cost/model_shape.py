@@ -103,8 +103,12 @@ class ModelShape:
         ends = matrices * (self.embedding_parameters // tp) + (self.hidden_size if last else 0)
         return depth * layer + ends
 
-    def problem_with_tp(self, tp: int) -> str | None:
-        """Why the model cannot be divided by a TP degree; None when it can."""
+    def problem_with_tp(self, tp: int, *, sequence_parallel: bool = False) -> str | None:
+        """Why the model cannot be divided by a TP degree; None when it can.
+
+        Args:
+            sequence_parallel: Whether TP groups divide sequences as well.
+        """
         if tp < 1:
             return f"TP degree {tp} is not positive"
         for size, what in (
@@ -112,14 +116,19 @@ class ModelShape:
             (self.query_groups, "query groups"),
             (self.ffn_hidden_size, "FFN channels"),
             (self.vocab_size, "words of the vocabulary"),
+            *([(self.seq_length, "tokens of a sequence")] if sequence_parallel else []),
         ):
             if size % tp:
                 return f"{size} {what} do not divide by {tp}"
         return None
 
-    def valid_tps(self, limit: int) -> tuple[int, ...]:
+    def valid_tps(self, limit: int, *, sequence_parallel: bool = False) -> tuple[int, ...]:
         """TP degrees up to ``limit`` by which the model can be divided, ascending."""
-        return tuple(tp for tp in range(1, limit + 1) if self.problem_with_tp(tp) is None)
+        return tuple(
+            tp
+            for tp in range(1, limit + 1)
+            if self.problem_with_tp(tp, sequence_parallel=sequence_parallel) is None
+        )
 
 
 def padded_vocabulary(words: int) -> int:

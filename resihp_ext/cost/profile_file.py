@@ -59,16 +59,31 @@ def read_profile(path: str | Path) -> Profile:
         UserError: the file cannot be read, or is not a profile.
     """
     try:
-        fields = json.loads(Path(path).read_text("utf-8"))
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise UserError(f"profile {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise _refusal(path, error) from error
+    return parse_profile(text, path)
+
+
+def parse_profile(text: str, path: str | Path) -> Profile:
+    """As :func:`read_profile`, from what was read already.
+
+    Raises:
+        UserError: the text is not a profile; names ``path``.
+    """
+    try:
+        fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError(f"its format is {fields['format']!r}, not {FORMAT!r}")
         return _from_fields(fields)
-    except OSError as error:
-        raise UserError(f"profile {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"profile {path}: {error!r}; write it anew with resihp profile --out {path}"
-        ) from error
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: str | Path, error: Exception) -> UserError:
+    return UserError(f"profile {path}: {error!r}; write it anew with resihp profile --out {path}")
 
 
 def _from_fields(fields: Mapping[str, Any]) -> Profile:

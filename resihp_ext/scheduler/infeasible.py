@@ -46,7 +46,7 @@ def _gap(problem: Problem, one: Replica, place: int) -> _Gap:
     live = sum(problem.p_of[rank] > 0 for rank in stage.ranks)
     if not live:
         return _Gap(10 * there, f"stage {place} has none of its {stage.tp} devices left")
-    tps = problem.shape.valid_tps(stage.tp)
+    tps = problem.valid_tps(stage.tp)
     tp = max(degree for degree in tps if degree <= live)
     needs = _needs(problem, one, place, tp)
     enough = [degree for degree in tps if _needs(problem, one, place, degree) <= there]

@@ -97,7 +97,7 @@ class Lineups:
             places |= {(p, ACROSS) for p in self._levels}
         wants = [
             Want(tp, p, node)
-            for tp in self._problem.shape.valid_tps(largest)
+            for tp in self._problem.valid_tps(largest)
             for p, node in sorted(places)
             if tp > 1 or node != ACROSS
         ]

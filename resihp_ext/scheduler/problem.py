@@ -59,6 +59,10 @@ class Problem:
         """Throughput of each device; 0.0 is dead."""
         return {device.rank: device.p for device in self.cluster.devices}
 
+    def valid_tps(self, limit: int) -> tuple[int, ...]:
+        """TP degrees up to ``limit`` that a stage may have, ascending."""
+        return self.shape.valid_tps(limit, sequence_parallel=self.policy.sequence_parallel)
+
     @cached_property
     def held(self) -> dict[int, Held]:
         """What every rank holds now."""

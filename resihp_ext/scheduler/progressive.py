@@ -103,7 +103,7 @@ def _subgroup(problem: Problem, one: Replica, place: int, shards: int) -> Group 
     while degree <= len(alive):
         worth = degree * p_of[alive[degree - 1]]
         room = problem.most_layers(tp=degree, place=place, stages=len(one.stages), shards=shards)
-        fits = problem.shape.problem_with_tp(degree) is None and room >= stage.depth
+        fits = degree in problem.valid_tps(degree) and room >= stage.depth
         if fits and (best is None or worth > best[0]):
             best = (worth, tuple(alive[:degree]))
         degree *= 2

@@ -25,7 +25,7 @@ def rebuilt(problem: Problem, judge: Judge) -> None:
 
 def _layouts(problem: Problem) -> Iterator[Groups]:
     widest = max((len(ranks) for ranks in _by_node(problem).values()), default=0)
-    for tp in problem.shape.valid_tps(widest):
+    for tp in problem.valid_tps(widest):
         groups = _groups(problem, tp)
         for stages in range(1, min(len(groups), problem.shape.num_layers) + 1):
             most = min(len(problem.base.replicas), len(groups) // stages)

@@ -205,7 +205,7 @@ class NearSearch:
         widest = max(x.stages[place].tp for x in alike)
         own = {self._problem.p_of[rank] for rank in stage.ranks}
         levels = [p for p in self._levels if p in own or p == self._levels[0]]
-        wants = [Want(tp, p) for tp in self._problem.shape.valid_tps(widest) for p in levels]
+        wants = [Want(tp, p) for tp in self._problem.valid_tps(widest) for p in levels]
         timed = [(self._layer_s(one), one) for one in wants]
         kept = [
             (seconds, one)

@@ -117,7 +117,8 @@ def _grid(settings: Settings) -> Grid:
 
 
 def _layout(settings: Settings, shape: ModelShape, grid: Grid) -> Plan:
-    if problem := shape.problem_with_tp(grid.tp):
+    divided = settings.switch("sequence-parallel")
+    if problem := shape.problem_with_tp(grid.tp, sequence_parallel=divided):
         raise settings.error("tp", f"{shape.name}: {problem}")
     if shape.num_layers % grid.pp:
         raise settings.error(

@@ -37,6 +37,15 @@ def test_problem_with_tp_names_the_size(changes: dict[str, int], tp: int, words:
     assert replace(SHAPE, **changes).problem_with_tp(tp) == words
 
 
+def test_sequence_parallelism_divides_the_sequence_too() -> None:
+    odd = replace(SHAPE, seq_length=4098)
+    assert odd.problem_with_tp(4) is None
+    assert odd.problem_with_tp(4, sequence_parallel=True) == (
+        "4098 tokens of a sequence do not divide by 4"
+    )
+    assert odd.valid_tps(4, sequence_parallel=True) == (1, 2)
+
+
 @pytest.mark.parametrize(
     "changes", [{"num_layers": 0}, {"attention_heads": 31}, {"query_groups": 5}]
 )

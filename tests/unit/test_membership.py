@@ -25,7 +25,7 @@ def test_a_loss_gathers_the_others_and_tells_all_the_same() -> None:
     assert view.losses == (
         say.Loss(rank=3, cause="was killed by signal 9 (SIGKILL)", time_s=ZERO_S + job.now_s),
     )
-    assert job.need().holders == (0, 1, 2)
+    assert [usable for _, _, usable in job.need().devices] == [True, True, True, False]
     job.plan()
     job.arrive(0, 1)
     assert job.said(say.Go) == {}
