@@ -41,6 +41,13 @@ class NeedPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """All run the plan in ``need``: the planner may think of what comes next."""
+
+    need: NeedPlan
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over."""
 
@@ -48,4 +55,4 @@ class End:
     cause: str
 
 
-Action = ToRank | ToNode | NeedPlan | End
+Action = ToRank | ToNode | NeedPlan | Prepare | End

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, ToNode
+from resihp_ext.control.actions import Action, Prepare, ToNode
 from resihp_ext.control.gathering import gather
 from resihp_ext.control.job_state import (
     Job,
@@ -39,7 +39,8 @@ def run(job: Job, plan: KnownPlan | None) -> list[Action]:
         job.slots.of[rank].state = State.AWAY
     job.released -= set(job.members)
     job.kept, job.retry_s = frozenset(), 0.0
-    return [*replace(job), *propose(job)]
+    usable = [rank for rank in job.members if not job.is_drained(rank)]
+    return [*replace(job), *propose(job), Prepare(job.question("ahead", usable))]
 
 
 def adopted(job: Job, message: say.Adopted) -> list[Action]:

@@ -218,6 +218,10 @@ class Job:
     def need(self, request: str, usable: Iterable[int]) -> NeedPlan:
         """Asks for a plan that uses some ranks."""
         self.version += 1
+        return self.question(request, usable)
+
+    def question(self, request: str, usable: Iterable[int]) -> NeedPlan:
+        """What :meth:`need` asks."""
         allowed, numbers = set(usable), self.slots.numbers()
         return NeedPlan(
             request=request,

@@ -6,7 +6,9 @@ import pytest
 from coordinated import ZERO_S, running
 
 from resihp_ext.control import messages as say
+from resihp_ext.control.actions import Prepare
 from resihp_ext.control.membership import Phase
+from resihp_ext.control.planner import what_may_happen
 from resihp_ext.errors import EXIT_GIVE_UP, EXIT_REQUEUE
 
 pytestmark = pytest.mark.unit
@@ -38,6 +40,18 @@ def test_a_loss_gathers_the_others_and_tells_all_the_same() -> None:
     job.adopt(0, 1, 2)
     assert job.phase is Phase.RUNNING
     assert job.told(say.Replace) == [("n1", say.Replace(rank=3, incarnation=1))]
+    (ahead,) = [one.need for one in job.actions if isinstance(one, Prepare)]
+    assert [usable for _, _, usable in ahead.devices] == [True, True, True, False]
+    assert ahead.plan == go.plan
+
+
+def test_the_question_after_a_loss_is_one_that_was_thought_of() -> None:
+    job = running()
+    ahead = next(one.need for one in job.actions if isinstance(one, Prepare))
+    job.die(2)
+    thought = {(one.devices, one.problem, one.plan) for one in what_may_happen(ahead)}
+    asked = job.need()
+    assert (asked.devices, asked.problem, asked.plan) in thought
 
 
 def test_the_furthest_finished_stretch_counts() -> None:
