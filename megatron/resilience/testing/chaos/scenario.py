@@ -13,6 +13,7 @@ from resihp_ext.faults.fault import Fault, Kind
 RANKS, TP, PP = 8, 2, 2
 STEPS, INTERVAL = 24, 8
 """Steps of a job, and between two checkpoints and two evaluations."""
+LEARNING_RATE = "3e-4"
 NODES_EVERY = 4
 """Every so many runs the ranks are on two nodes."""
 NODES = ("n0", "n1")
@@ -114,4 +115,5 @@ def common_flags(data: Path) -> list[str]:
     words += ["--packed-sequences", "--train-iters", str(STEPS)]
     words += ["--tensor-model-parallel-size", str(TP), "--pipeline-model-parallel-size", str(PP)]
     words += ["--save-interval", str(INTERVAL), "--eval-interval", str(INTERVAL)]
-    return [*words, "--eval-iters", "1"]
+    # A rate at which other orders of summation do not grow into other figures in so many steps.
+    return [*words, "--eval-iters", "1", "--lr", LEARNING_RATE, "--min-lr", LEARNING_RATE]
