@@ -79,6 +79,8 @@ class Slots:
     nodes: dict[str, Node] = field(default_factory=dict)
     world_size: int = 0
     """Ranks that begin together; their agents come one after the other."""
+    attempt: int = 0
+    """Which start of all workers is under way; agents count them."""
 
     def add(self, node: str, ranks: Iterable[int], state: State) -> None:
         """Places on a node; a process in one of them is a new one.
@@ -93,10 +95,17 @@ class Slots:
             self.of[rank] = Slot(rank, node, state, incarnation)
 
     def new_ranks(self, node: str, count: int) -> tuple[int, ...]:
-        """Ranks for a node: those that it had, then numbers that nobody has or is about to get."""
-        had = sorted(slot.rank for slot in self.of.values() if slot.node == node)[:count]
+        """Ranks for a node that comes: those that it had; then those of lost nodes, so that the
+        layout can be again what it was; then numbers that nobody has or is about to get."""
+        had = sorted(slot.rank for slot in self.of.values() if slot.node == node)
+        orphans = sorted(
+            slot.rank
+            for slot in self.of.values()
+            if slot.node != node and not self.nodes[slot.node].alive and slot.state in GONE
+        )
+        known = (*had, *orphans)[:count]
         first = max(self.world_size, max(self.of, default=-1) + 1)
-        return (*had, *range(first, first + count - len(had)))
+        return (*known, *range(first, first + count - len(known)))
 
     def all_start(self, node: str, ranks: Iterable[int]) -> bool:
         """Whether a node's processes come up, and are these."""

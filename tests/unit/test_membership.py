@@ -233,6 +233,18 @@ def test_a_new_node_gets_ranks_that_nobody_has() -> None:
     assert job.told(say.Assigned) == [("n7", say.Assigned(ranks=(4, 5)))]
 
 
+def test_a_new_node_takes_the_place_of_a_lost_one() -> None:
+    job = running()
+    job.lose(1)
+    job.recover()
+    job.come(7)
+    assert job.told(say.Assigned) == [("n7", say.Assigned(ranks=(2, 3)))]
+    job.come(1)
+    assert job.told(say.Assigned) == [("n1", say.Assigned(ranks=(4, 5)))]
+    job.prepare(2, 3, 4, 5)
+    assert job.need().devices[2:] == ((2, 1, True), (3, 1, True), (4, 2, True), (5, 2, True))
+
+
 def test_a_node_that_comes_too_late_is_sent_away() -> None:
     job = running()
     job.rules.job.slots.nodes.pop("n1")
