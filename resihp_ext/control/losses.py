@@ -119,6 +119,7 @@ def restart(job: Job, cause: str) -> list[Action]:
     if job.restarts > job.rules.restarts:
         return end(job, EXIT_FAILURE, f"{cause} before the first step")
     job.problem, job.plan = "", None
+    job.slots.attempt += 1
     for slot in job.slots.of.values():
         if slot.state not in NEWCOMERS:
             # Its node says what comes next; until then the old process is of no interest.

@@ -55,11 +55,15 @@ class Membership:
                 return []  # said twice
             cause = "the job runs without this node"
             return [ToNode(hello.node, say.EndNode(exit_code=EXIT_REQUEUE, cause=cause))]
+        if hello.ranks and 0 < hello.attempt < slots.attempt:
+            # It came only after the others were told; they wait for it to begin with them.
+            return [ToNode(hello.node, say.Restart(cause="others have begun anew"))]
         if hello.ranks and known is not None and slots.all_start(hello.node, hello.ranks):
             return []  # said twice
         slots.nodes[hello.node] = Node(hello.node, hello.address)
         if hello.ranks:
             slots.world_size = hello.world_size
+            slots.attempt = max(slots.attempt, hello.attempt)
             slots.add(hello.node, hello.ranks, State.STARTING)
             return []
         ranks = slots.new_ranks(hello.node, hello.slots)

@@ -204,6 +204,8 @@ class NodeHello(Message, frozen=True, kw_only=True, tag="node_hello"):
     """Slots of this node; none when it comes to a running job, which then gives it some."""
     world_size: Count = 0
     """Ranks of all nodes that begin together with this one."""
+    attempt: Count = 0
+    """Which start of the workers this is; the same for all who begin together."""
     slots: Count
 
 

@@ -152,7 +152,13 @@ class JobControl:
         self._node.start()
 
     def join(
-        self, where: tuple[str, int], ranks: tuple[int, ...], slots: int, world_size: int = 0
+        self,
+        where: tuple[str, int],
+        ranks: tuple[int, ...],
+        slots: int,
+        *,
+        world_size: int = 0,
+        attempt: int = 0,
     ) -> None:
         """Makes this node known to the coordinator; again when its ranks have changed.
 
@@ -168,6 +174,7 @@ class JobControl:
             ranks=ranks,
             slots=slots,
             world_size=world_size,
+            attempt=attempt,
         )
         self._node.join(*where, hello)
         self.joined = True

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from resihp_ext.control.ask import FILE, Address, write_address, write_token
 from resihp_ext.control.frames import TOKEN_BYTES
 from resihp_ext.errors import UserError
 
@@ -20,7 +20,7 @@ TOKEN = "RESIHP_TOKEN"
 """Environment: the job's token in hexadecimal; of the launcher, if the operator hands it out, and
 of every worker."""
 
-FILE_NAME = "coordinator.json"
+TOKEN_FILE = "coordinator.token"
 NODES_PER_HOST = 64
 ELSEWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737): the way to it shows the interface for others."""
@@ -122,32 +122,26 @@ def _value(words: Sequence[str], flag: str) -> str:
 
 
 class AddressFile:
-    """``coordinator.json``: how ``resihp status`` finds the job. It holds the token: mode 0600."""
+    """``coordinator.json`` and the token beside it: how ``resihp status`` finds the job."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE_NAME
+        self._folder = folder
+        self._token = folder / TOKEN_FILE
 
-    def write(self, *, host: str, port: int, token: bytes, run_id: str) -> None:
-        """Writes it whole or not at all.
+    def write(self, where: tuple[str, int], token: bytes) -> None:
+        """Both can be read by the job's owner only.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: they cannot be written.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        said = {
-            "host": host,
-            "port": port,
-            "token": token.hex(),
-            "pid": os.getpid(),
-            "run_id": run_id,
-        }
-        part = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            json.dump(said, file)
-        part.rename(self.path)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_token(self._token, token)
+        host, port = where
+        file = str(self._token.absolute())
+        write_address(self._folder, Address(address=host, port=port, token_file=file))
 
     def remove(self) -> None:
         """The job is over."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        for path in (self._folder / FILE, self._token):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)

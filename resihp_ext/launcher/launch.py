@@ -19,7 +19,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from resihp_ext.control.server import Planner
-from resihp_ext.launcher.agent import JobEndedError, NodeAgent, Options
+from resihp_ext.launcher.admission import Admission, JobEndedError
+from resihp_ext.launcher.agent import NodeAgent, Options
 from resihp_ext.launcher.control import JobControl, Terms
 from resihp_ext.launcher.hosting import AddressFile, NodeName, own_address, resilience_dir
 from resihp_ext.launcher.limits import Limits
@@ -117,11 +118,12 @@ def _options(
         planner=extras.planner,
         address=own_address(endpoint_host, config.local_addr),
     )
+    control = JobControl(node=name.text, terms=terms, ring=watch.ring)
+    file = None if folder is None else AddressFile(folder)
     return Options(
-        control=JobControl(node=name.text, terms=terms, ring=watch.ring),
+        control=control,
         watch=watch,
-        meeting=meeting,
-        address_file=None if folder is None else AddressFile(folder),
+        admission=Admission(control, meeting, watch, file),
         warm=extras.adopts,
     )
 

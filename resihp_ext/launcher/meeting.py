@@ -11,10 +11,14 @@ well as ours; it belongs on a network of the cluster.
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import threading
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousParameters,
@@ -22,10 +26,15 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "resihp"
 RUNNING = "running"
 COORDINATOR = "coordinator"
+ATTEMPTS = "attempts"
+BEACON_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +50,13 @@ class JobAddress:
     master_addr: str
     master_port: int
     """Of the workers' store."""
+    attempt: int = 0
+    """How often the nodes of this job have met."""
+
+    @property
+    def coordinator(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self.host, self.port
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -95,6 +111,57 @@ class _Backend(c10d.C10dRendezvousBackend):
         return super().get_state()
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the rendezvous has its store."""
+
+    host: str
+    port: int
+    run_id: str
+
+
+class Beacon:
+    """Says in every store that comes up at the endpoint that the job runs.
+
+    The host of the store may be lost without harm to a job whose coordinator is elsewhere. When
+    it comes back it brings an empty store, and would wait in it for the others for ever.
+    """
+
+    def __init__(self, endpoint: Endpoint, address: JobAddress) -> None:
+        self._endpoint, self._address = endpoint, address
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rendezvous beacon", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it, within a moment unless the network hangs."""
+        self._closed.set()
+        self._thread.join(2 * BEACON_S)
+
+    def _run(self) -> None:
+        store: TCPStore | None = None
+        while not self._closed.wait(BEACON_S):
+            try:
+                if store is None:
+                    store = self._connected()
+                _own_part(store, self._endpoint.run_id).set(RUNNING, self._address.to_json())
+            except (OSError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+                logger.info("no rendezvous store: %s", error)
+                store = None
+
+    def _connected(self) -> TCPStore:
+        where = self._endpoint.host, self._endpoint.port
+        # torch would complain on stderr at every failure.
+        socket.create_connection(where, BEACON_S).close()
+        return TCPStore(*where, is_master=False, timeout=timedelta(seconds=5 * BEACON_S))
+
+
+def _own_part(store: Store, run_id: str) -> Store:
+    return PrefixStore(f"{PREFIX}/{run_id}", store)
+
+
 class Meeting:
     """The rendezvous of one agent."""
 
@@ -105,15 +172,25 @@ class Meeting:
         self.one_node = params.max_nodes == 1
         self._backend: _Backend | None = None
         self.handler: RendezvousHandler
+        self.endpoint: Endpoint | None = None
+        """Where another store would be found, once the one that there is has gone."""
         if params.backend == "c10d":
+            if not self.one_node and params.get("store_type", "tcp") == "tcp":
+                where = parse_rendezvous_endpoint(params.endpoint, c10d.DEFAULT_PORT)
+                self.endpoint = Endpoint(*where, params.run_id)
             # As torch's registry does it, but the store stays at hand.
             _, store = c10d.create_backend(params)
-            self.store = PrefixStore(f"{PREFIX}/{params.run_id}", store)
+            self.store = _own_part(store, params.run_id)
             self.notes = Notes(self.store)
             self._backend = _Backend(store, params.run_id, self.notes)
             self.handler = create_handler(store, self._backend, params)
         else:
             self.handler = registry.get_rendezvous_handler(params)
+
+    def next_attempt(self) -> int:
+        """Counts the rounds; for the first node of each."""
+        assert self.store is not None
+        return int(self.store.add(ATTEMPTS, 1))
 
     def admitted(self, store: Store) -> None:
         """This node takes part; ``store`` is that of the round."""

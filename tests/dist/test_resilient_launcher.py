@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from resihp_ext.control.ask import ask, read_address
+from resihp_ext.errors import ResiHPError
 from resihp_ext.launcher.watch import Watch
 
 pytestmark = pytest.mark.dist
@@ -43,7 +45,8 @@ class Job:
     def start(self, *flags: str, **variables: str) -> "subprocess.Popen[str]":
         name, value = self.mark.split("=")
         environment = {k: v for k, v in os.environ.items() if k != "LOGLEVEL"}
-        command = [str(HERE / "resilient_run.py"), *flags, str(WORKER), str(self.folder)]
+        script = [str(WORKER), str(self.folder), "--resilience-dir", str(self.folder / "control")]
+        command = [str(HERE / "resilient_run.py"), *flags, *script]
         launcher = subprocess.Popen(
             [sys.executable, *command],
             stdout=subprocess.PIPE,
@@ -65,13 +68,31 @@ class Job:
     def wait(self, what: Callable[[], object], timeout_s: float = LIMIT_S) -> None:
         until_s = time.monotonic() + timeout_s
         while not what():
-            assert time.monotonic() < until_s, {k: self.events(k) for k in range(6)}
+            assert time.monotonic() < until_s, self.story()
             time.sleep(0.02)
+
+    def story(self) -> str:
+        """What all workers have written."""
+        files = sorted(self.folder.glob("rank?"))
+        return "\n".join([self.status(), *(f"{file.name}:\n{file.read_text()}" for file in files)])
 
     def armed(self, ranks: int, times: int = 1) -> list[int]:
         """Waits until every rank trains; returns pids."""
         self.wait(lambda: all(len(self.events(k, "armed")) >= times for k in range(ranks)))
         return [self.events(k, "armed")[-1].pid for k in range(ranks)]
+
+    def status(self) -> str:
+        """What the coordinator says of the job, in JSON; nothing before there is one."""
+        try:
+            return ask(read_address(self.folder / "control"), "status").text
+        except ResiHPError:
+            return ""
+
+    def running(self, ranks: int) -> list[int]:
+        """Waits until a death is survived; returns pids."""
+        pids = self.armed(ranks)
+        self.wait(lambda: '"phase": "running"' in self.status())
+        return pids
 
     def finish(self) -> list[tuple[int, str, str]]:
         """Lets all end; exit code, stdout and stderr of every launcher."""
@@ -116,10 +137,18 @@ def kill(pid: int) -> float:
     return at_s
 
 
-def nodes(count: int) -> tuple[str, ...]:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
+def nodes(count: int, port: int) -> tuple[str, ...]:
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "j")
     return ("--nnodes", str(count), "--nproc-per-node", "2", *where)
 
@@ -142,7 +171,7 @@ def test_an_exit_is_seen_at_once() -> None:
 
 def test_others_go_on_and_a_fork_takes_the_place(job: Job) -> None:
     job.start("--nproc-per-node", "4", "--log-dir", "logs", "-r", "3", IMPORT_S=str(IMPORT_S))
-    pids = job.armed(4)
+    pids = job.running(4)
     job.wait((job.folder / "warm").exists)
     time.sleep(0.5)  # from there to the socket
     killed_s = kill(pids[2])
@@ -164,11 +193,10 @@ def test_others_go_on_and_a_fork_takes_the_place(job: Job) -> None:
 
 def test_without_a_warm_process_a_place_is_taken_cold(job: Job) -> None:
     job.start("--nproc-per-node", "2", "--tee", "1", IMPORT_S="1.0")
-    pids = job.armed(2)
+    pids = job.running(2)
     job.wait(lambda: job.warm(*pids))
     kill(job.warm(*pids)[0])
     killed_s = kill(pids[1])
-    job.armed(2)
     job.wait(lambda: len(job.events(1, "armed")) == 2)
     assert job.events(1, "start")[-1].time_s - killed_s > 1.0
     ((code, out, _),) = job.finish()
@@ -183,7 +211,7 @@ def test_without_a_warm_process_a_place_is_taken_cold(job: Job) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 def test_a_signal_to_the_launcher_leaves_nothing(job: Job, signum: signal.Signals) -> None:
     launcher = job.start("--nproc-per-node", "2")
-    pids = job.armed(2)
+    pids = job.running(2)
     job.wait(lambda: job.warm(*pids))
     kill(pids[1])
     job.wait(lambda: len(job.events(1, "armed")) == 2)
@@ -228,7 +256,7 @@ def test_the_end_has_one_line_and_an_exit_code(
         (job.folder / "die1").write_text(die)
     launcher = job.start("--nproc-per-node", "2", *flags, **variables)
     if not die:
-        kill(job.armed(2)[1])
+        kill(job.running(2)[1])
     _, err = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == exit_code
     lines = [line for line in err.splitlines() if not line.startswith("resihp-run: rank")]
@@ -243,13 +271,17 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_node_goes_and_comes_back(job: Job) -> None:
-    flags = nodes(2)
-    job.start(*flags)
-    job.start(*flags)
-    pids = job.armed(4)
+@pytest.mark.parametrize("store", [0, 1], ids=["store stays", "store goes"])
+def test_a_node_goes_and_comes_back(job: Job, store: int) -> None:
+    """The first to come has the rendezvous' store; the lowest address has the coordinator."""
+    port = free_port()
+    flags = [(*nodes(2, port), "--local-addr", f"127.0.0.{k}") for k in (1, 2)]
+    job.start(*flags[store])
+    job.wait(lambda: listens(port))
+    job.start(*flags[1 - store])
+    pids = job.running(4)
     host, guest = parent(pids[0]), parent(pids[2])
-    assert {host, guest} == {one.pid for one in job.launchers}
+    assert [host, guest] == [job.launchers[k].pid for k in (store, 1 - store)]
     kill(pids[3])
     job.wait(lambda: len(job.events(3, "armed")) == 2 and job.events(3, "Enter"))
     killed_s = kill(guest)
@@ -257,7 +289,7 @@ def test_a_node_goes_and_comes_back(job: Job) -> None:
     assert job.events(0, "View")[-1].time_s - killed_s < 1.0
     orphans = {pids[2], job.events(3)[-1].pid}
     job.wait(lambda: not orphans & job.processes().keys())
-    back = job.start(*flags)
+    back = job.start(*flags[1])
     job.wait(lambda: len(job.events(2, "Enter")) == 1 and len(job.events(3, "Enter")) == 2)
     assert {parent(job.events(k)[-1].pid) for k in (2, 3)} == {back.pid}
     codes = [code for code, _, _ in job.finish()]
@@ -268,7 +300,7 @@ def test_a_node_goes_and_comes_back(job: Job) -> None:
 
 
 def test_one_node_more_than_fit_joins_later(job: Job) -> None:
-    flags = nodes(2)
+    flags = nodes(2, free_port())
     for _ in range(3):
         job.start(*flags)
     pids = job.armed(4)
