@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, End, NeedPlan, ToNode, ToRank
+from resihp_ext.control.actions import Action, End, NeedPlan, Prepare, ToNode, ToRank
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
     Channel,
@@ -90,8 +90,8 @@ class CoordinatorServer:
     """TCP server of one job.
 
     ``planner`` is called in the server's thread and must return at once (a pool's ``submit``); its
-    processes must not be forked from this one. ``on_end`` is called in the server's thread when
-    the job is over or the server has failed.
+    processes must not be forked from this one. ``prepare`` hears which questions may come next.
+    ``on_end`` is called in the server's thread when the job is over or the server has failed.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class CoordinatorServer:
         port: int = 0,
         membership: Rules,
         planner: Planner,
+        prepare: Callable[[NeedPlan], None] = lambda _need: None,
         on_end: Callable[[int, str], None] = lambda _code, _cause: None,
         limits: ServerLimits | None = None,
     ) -> None:
@@ -112,7 +113,7 @@ class CoordinatorServer:
         self.address = (host, port)
         """Where it listens; the port is known once it has started."""
         self._token, self._membership = token, membership
-        self._planner, self._on_end = planner, on_end
+        self._planner, self._prepare, self._on_end = planner, prepare, on_end
         self._nodes: dict[str, _Node] = {}
         self._lost: set[str] = set()
         self._node_of: dict[int, str] = {}
@@ -143,7 +144,7 @@ class CoordinatorServer:
         return [one.fileno() for one in self._server.sockets] if self._server else []
 
     async def _run(self) -> None:
-        _raise_descriptors()
+        raise_descriptors()
         host, port = self.address
         self._server = await serve(
             self._serve,
@@ -287,6 +288,8 @@ class CoordinatorServer:
                     self._to_node(name, message)
                 case NeedPlan():
                     self._thread.spawn(self._plan(first))
+                case Prepare(need=need):
+                    self._prepare(need)
                 case End(exit_code=exit_code, cause=cause):
                     self._on_end(exit_code, cause)
 
@@ -353,7 +356,7 @@ def _shared_message(action: Action) -> int:
     return id(action.message) if isinstance(action, ToRank) else id(action)
 
 
-def _raise_descriptors() -> None:
+def raise_descriptors() -> None:
     """One descriptor a node: the usual 1024 are too few for a large job."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)

@@ -29,7 +29,8 @@ from resihp_ext.errors import EXIT_OK
 from resihp_ext.launcher.admission import Admission, JobEndedError
 from resihp_ext.launcher.control import JobControl
 from resihp_ext.launcher.meeting import JobAddress, JobRunsError
-from resihp_ext.launcher.supervisor import Failed, Finished, Place, Supervisor
+from resihp_ext.launcher.places import Failed, Finished, Place
+from resihp_ext.launcher.supervisor import Supervisor
 from resihp_ext.launcher.warm_process import WarmProcess
 from resihp_ext.launcher.watch import Watch
 

@@ -22,10 +22,10 @@ from resihp_ext.control.frames import new_token
 from resihp_ext.control.membership import Membership
 from resihp_ext.control.messages import Message
 from resihp_ext.control.node import NodeControl
+from resihp_ext.control.planner import PlannerProcess
 from resihp_ext.control.server import CoordinatorServer, Planner
 from resihp_ext.launcher.hosting import TOKEN
 from resihp_ext.launcher.limits import Limits
-from resihp_ext.launcher.planning import PlannerProcess
 from resihp_ext.launcher.warm import WARM_SIGN
 
 logger = logging.getLogger(__name__)
@@ -117,11 +117,13 @@ class JobControl:
         """
         if self._server is None:
             self.token = self.terms.token or new_token()
+            planner = self.terms.planner
             self._server = CoordinatorServer(
                 token=self.token,
                 host=self.terms.address,
                 membership=Membership(self.terms.limits.rules),
-                planner=self.terms.planner,
+                planner=planner,
+                prepare=getattr(planner, "prepare", lambda _need: None),
                 on_end=self._owner.end,
                 limits=self.terms.limits.server,
             )

@@ -28,7 +28,6 @@ from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
-from resihp_ext.launcher.planning import PlannerProcess
 from resihp_ext.launcher.slurm import take_slurm_defaults
 
 GRACE_S = 5.0
@@ -86,10 +85,11 @@ def _run(argv: Sequence[str], planner: Any) -> int:
             config, command, command_args = torchrun.config_from_args(args)
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise UserError(f"resihp-run: {_first_line(error)}; see resihp-run --help") from None
+        control_planner: Any = importlib.import_module("resihp_ext.control.planner")
         extras = {
             "token": given_token(args.control_token_file, dict(os.environ)),
             "limits": limits,
-            "planner": planner or PlannerProcess(),
+            "planner": planner or control_planner.PlannerProcess(),
             "script_args": args.training_script_args,
         }
         return _launch(config, command, command_args, log_hint, extras)

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -20,6 +20,7 @@ from resihp_ext.control import messages as say
 from resihp_ext.control.messages import Message
 from resihp_ext.errors import EXIT_OK, EXIT_USAGE
 from resihp_ext.launcher.outcome import cause_of
+from resihp_ext.launcher.places import Failed, Finished, Place
 from resihp_ext.launcher.processes import (
     AdoptedHandler,
     AppendingHandler,
@@ -53,39 +54,6 @@ class Control(Protocol):
 
     def started(self, rank: int, incarnation: int) -> None:
         """Reports that a process was started for a rank."""
-
-
-@dataclass(slots=True)
-class Place:
-    """A local rank and the process that has it."""
-
-    local_rank: int
-    rank: int
-    pid: int
-    incarnation: int
-    cpus: Sequence[int] = ()
-    running: bool = True
-    exit_code: int | None = None
-    ended_s: float = 0.0
-    armed: bool = False
-    newcomer: bool = False
-    """Whether the process has come to a job that ran already."""
-    left: bool = False
-    """Whether the process has said that it ends on purpose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """All workers are done, and no coordinator has to be waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A worker has failed in a way that would repeat itself."""
-
-    local_rank: int
-    pid: int
-    exit_code: int
 
 
 Verdict = Finished | Failed | say.Restart | say.EndNode
