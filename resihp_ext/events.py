@@ -28,7 +28,9 @@ class Event(StrEnum):
     it resumes from, or 0."""
     MICRO_BATCHES = "micro_batches"
     """Workload of one step as one data-parallel rank saw it: per micro-batch, in order of
-    execution, ``tokens`` and ``segments`` (lengths in tokens of the packed documents)."""
+    execution, ``tokens`` and ``segments`` (lengths in tokens of the packed documents); ``replica``,
+    ``plan`` (its version). Written before the step is decided: of a step that is repeated, those of
+    the latest plan count."""
     ITERATION = "iteration"
     """A step is done: losses, ``grad_norm``, ``learning_rate``, ``skipped``."""
     TRANSITION = "transition"
@@ -103,10 +105,25 @@ class EventLog:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Reads a log; lines torn by the death of their writer or a full disk are left out."""
+    return _parsed(path.read_text().splitlines())
+
+
+def read_tail(path: Path, most_bytes: int = 1 << 20) -> list[dict[str, Any]]:
+    """Reads the latest events of a log."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most_bytes))
+        return _parsed(file.read().decode(errors="replace").splitlines())
+
+
+def _parsed(lines: list[str]) -> list[dict[str, Any]]:
     events = []
-    for line in path.read_text().splitlines():
+    for line in lines:
         try:
-            events.append(json.loads(line))
+            event = json.loads(line)
         except json.JSONDecodeError:
             continue
+        # What is left of a line whose beginning is missing may be JSON, too.
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
     return events

@@ -25,6 +25,7 @@ from megatron.resilience.device.choose import Device, choose_device
 from megatron.resilience.executor.driver import TimetableDriver
 from megatron.resilience.executor.modules import ModuleFactory
 from megatron.resilience.executor.start import Planned, planned_layout
+from megatron.resilience.iteration_records import IterationRecords
 from megatron.resilience.model import initial_weights, packed_rotary
 from megatron.resilience.model.layers import layer_spec
 from megatron.resilience.patches.registry import PatchSet
@@ -74,6 +75,9 @@ class Job:
         self._share_gpus()
         self.executor = self.layout.executor(self.args, self.settings, self._torch_device())
         self.patches.training_loop.executor = self.executor
+        if self.executor is not None:
+            self.executor.before_pass = self._forget_micro_batches
+            self.executor.after_pass = self._record_micro_batches
         self.patches.local_timers.local = self.executor is not None
         check_packing(self.args, self.settings.data)
         check_data(self.args)
@@ -95,6 +99,7 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
+        self._iterations = IterationRecords(self.events, self.rank.rank)
         self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration
         if self.rank.rank == 0:
@@ -155,6 +160,7 @@ class Job:
         if self.on_trained is not None:
             self.on_trained()
         if self.events is not None:
+            self._iterations.complete(self._members())
             traffic = {} if self.executor is None else asdict(self.executor.traffic)
             self.events.write(Event.JOB_END, step=self._step, **traffic)
         if self.survivor is not None:
@@ -283,24 +289,39 @@ class Job:
             self._micro_batches.append(batch)
         self._started = True
 
-    def _on_iteration(self, iteration: Iteration) -> None:
-        done, self._micro_batches = self._micro_batches, []
-        self._step = iteration.step
-        if self.events is None:
-            return
+    def _forget_micro_batches(self) -> None:
+        """They were of an attempt that was broken off, or of a step that is recorded."""
+        self._micro_batches = []
+
+    def _record_micro_batches(self) -> None:
+        self._write_micro_batches(int(arguments.current_args().curr_iteration) + 1)
+
+    def _write_micro_batches(self, step: int) -> None:
         here = parallel.place()
-        if here.tp_rank == 0 and here.stage == here.stages - 1:
-            tokens = self.args.micro_batch_size * self.args.seq_length
-            self.events.write(
-                Event.MICRO_BATCHES,
-                step=iteration.step,
-                replica=here.replica if self.executor is None else self.executor.seat.replica,
-                micro_batches=[{"tokens": tokens, "segments": batch.segments} for batch in done],
-            )
-        # The last rank holds the loss, and is the one that upstream logs from.
-        if self.rank.rank == self.rank.world_size - 1:
-            fields = asdict(iteration)
-            self.events.write(Event.ITERATION, step=fields.pop("step"), **fields)
+        if self.events is None or here.tp_rank or here.stage != here.stages - 1:
+            return
+        tokens = self.args.micro_batch_size * self.args.seq_length
+        self.events.write(
+            Event.MICRO_BATCHES,
+            step=step,
+            plan=0 if self.executor is None else self.executor.plan.version,
+            replica=here.replica if self.executor is None else self.executor.seat.replica,
+            micro_batches=[
+                {"tokens": tokens, "segments": batch.segments} for batch in self._micro_batches
+            ],
+        )
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        self._step = iteration.step
+        if self.executor is None:
+            self._write_micro_batches(iteration.step)
+            self._forget_micro_batches()
+        if self.events is not None:
+            self._iterations.done(iteration, self._members())
+
+    def _members(self) -> Sequence[int]:
+        """Ranks that train together, ascending."""
+        return range(self.rank.world_size) if self.executor is None else self.executor.world.members
 
 
 def resilience_dir(settings: Settings, args: argparse.Namespace) -> Path:

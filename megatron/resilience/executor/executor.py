@@ -56,6 +56,8 @@ class Pass:
     micro_batch_size: int
     forward_only: bool
     collect_non_loss_data: bool
+    counts: bool = True
+    """Whether its samples are to be recorded."""
 
 
 class Executor:
@@ -67,6 +69,8 @@ class Executor:
         before_training: Called with Megatron's parameter scheduler before the training loop.
         before_step: Called with the training loop's list of model chunks before every step; may
             change the plan.
+        before_pass: Called before the micro-batches of a step, each time that they are run.
+        after_pass: Called when their gradients are reduced, so before anybody can have stepped.
     """
 
     def __init__(
@@ -99,6 +103,8 @@ class Executor:
         """By the version of the plan; two while a change is not done everywhere."""
         self._overrides: Any = None
         self.before_step: Callable[[list[torch.nn.Module]], None] = lambda _models: None
+        self.before_pass: Callable[[], None] = _nothing
+        self.after_pass: Callable[[], None] = _nothing
         self.before_training: Callable[[Any], None] = lambda _scheduler: None
         self.optimizer: DomainOptimizer | None = None
 
@@ -271,12 +277,15 @@ class Executor:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         for buffer in self.buffers:
             buffer.clear_gradients()
+        self.before_pass()
         step = self._play(work)
         self.guard.look("sync", waiting=True)
         totals = self._totals(step)
         self._reduce_gradients(totals[0] if config.calculate_per_token_loss else None)
         if timers is not None:
             timers("forward-backward").stop()
+        if work.counts:
+            self.after_pass()
         self._stale, self._totals_of_step = False, totals
         return totals
 
@@ -391,6 +400,10 @@ class Executor:
             sums += local / len(self.seat.chunks)
         tokens, squares = self.guard.run("statistics", lambda: _summed(sums.clone()))
         return tokens, squares
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _summed(sums: torch.Tensor) -> Figures:

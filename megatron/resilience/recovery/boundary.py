@@ -92,7 +92,10 @@ class Boundary:
         everyone = len(self._recovery.world.members)
         if known < everyone or known * squares != numbers * numbers:
             return
-        step = int(current_args().curr_iteration)
+        args = current_args()
+        step = int(args.curr_iteration)
+        if step + STEPS_AHEAD >= int(args.train_iters):
+            return  # nobody comes to that boundary
         self._due = step + STEPS_AHEAD, proposal.number
         if member.rank == min(self._recovery.world.members):
             loop = json.dumps(LoopState.floating_point_operations())

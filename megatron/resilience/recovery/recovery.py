@@ -36,6 +36,8 @@ VERDICT_S = 10.0
 OTHER_S = 0.5
 """The same for any other error: most are this rank's own."""
 STORE_TIMEOUT = timedelta(seconds=60)
+BETWEEN_STEPS = frozenset({"checkpoint", "evaluation"})
+"""Stretches that are phases of their own for faults on purpose."""
 
 
 class Recovery:
@@ -101,6 +103,8 @@ class Recovery:
         again = False
         while True:
             self._pace.enter(phase)
+            if phase in BETWEEN_STEPS:
+                self.strike(phase, 0)
             begun_s = time.perf_counter()
             try:
                 found = self._attempt(attempt)
@@ -157,6 +161,7 @@ class Recovery:
                 view, go = self._gather(phase, phases)
                 if go.region > self.done:
                     taken = self._take(go, late)
+                self.strike("recovery", 0)
                 self._rebuild(view, go, phases)
             except Exception as next_error:  # noqa: BLE001 - as above
                 error = next_error
@@ -225,6 +230,9 @@ class Recovery:
         rank = self.member.rank
         if rank not in proposal.members:
             raise StoppedError(EXIT_OK, f"rank {rank} is drained")
+        # Newcomers know nothing of the plans before.
+        veterans = {*self.world.members} & {*proposal.members}
+        self._journal.writes = not newcomer and rank == min(veterans)
         cause = Cause(
             reason=proposal.reason,
             world=World(members=proposal.members, epoch=proposal.epoch),
