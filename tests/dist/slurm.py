@@ -28,8 +28,9 @@ from resihp_ext.launcher.orphans import adopt_orphans
 PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
-START_S = 20.0
-COMMAND_S = 20.0
+LIMIT_S = 60.0
+"""Far more than anything takes here, unless the machine is busy."""
+COMMAND_S = 60.0
 
 CONF = """
 ClusterName=resihp
@@ -205,7 +206,7 @@ class Cluster:
             nodes=field("NodeList").replace("(null)", ""),
         )
 
-    def wait(self, number: str, limit_s: float = 60.0) -> Job:
+    def wait(self, number: str, limit_s: float = LIMIT_S) -> Job:
         """The job when it is over."""
         self.until(lambda: self.job(number).is_over, f"job {number} is over", limit_s)
         return self.job(number)
@@ -214,7 +215,7 @@ class Cluster:
         done = self.run("sinfo", "-N", "-h", "-t", "idle", "-o", "%N", check=False)
         return sorted(done.stdout.split())
 
-    def until(self, condition: Callable[[], bool], what: str, limit_s: float = START_S) -> None:
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         deadline = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}\n{self.log()}"

@@ -124,7 +124,7 @@ def test_a_spare_node_stays_outside_until_the_job_runs(desk: Desk) -> None:
     words = ("--nnodes", "2:2", "--nproc-per-node", "1", str(SURVIVOR), str(desk.folder))
     number = desk.submit(*words, flags=("-N3",))
     spare = desk.folder / "rank2"
-    desk.cluster.until(lambda: spare.exists() and "armed" in spare.read_text(), "it comes", 60.0)
+    desk.cluster.until(lambda: spare.exists() and "armed" in spare.read_text(), "it comes")
     _, _, word, _incarnation, joins, _ = spare.read_text().splitlines()[0].split()
     assert (word, joins) == ("start", "1"), "it was in the first round"
     (desk.folder / "stop").touch()
@@ -196,7 +196,7 @@ def bereft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, dic
         for node in ("node2", "node3", "node5"):
             cluster.kill_node(node)
         (desk.folder / "lost").touch()
-        cluster.until(lambda: cluster.job(jobs["second"]).nodes == "node1", "node2 is missed", 60.0)
+        cluster.until(lambda: cluster.job(jobs["second"]).nodes == "node1", "node2 is missed")
         yield desk, jobs
 
 
