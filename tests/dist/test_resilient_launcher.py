@@ -292,9 +292,11 @@ def test_a_node_goes_and_comes_back(job: Job, store: int) -> None:
     back = job.start(*flags[1])
     job.wait(lambda: len(job.events(2, "Enter")) == 1 and len(job.events(3, "Enter")) == 2)
     assert {parent(job.events(k)[-1].pid) for k in (2, 3)} == {back.pid}
-    codes = [code for code, _, _ in job.finish()]
-    ended = dict(zip((one.pid for one in job.launchers), codes, strict=True))
-    assert ended == {host: 0, guest: -signal.SIGKILL, back.pid: 0}
+    said = job.finish()
+    ended = dict(
+        zip((one.pid for one in job.launchers), [code for code, _, _ in said], strict=True)
+    )
+    assert ended == {host: 0, guest: -signal.SIGKILL, back.pid: 0}, said
     assert {event.pid for event in job.events(0)} == {pids[0]}
     assert job.processes() == {}
 
