@@ -1,0 +1,139 @@
+"""Receipts of changes: who writes them, what becomes part of them, and when."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.resilience.executor.transition import Phases
+from megatron.resilience.recovery.journal import Journal, free_receipt, write_whole
+from resihp_ext.control import messages as say
+from resihp_ext.events import Event, EventLog, read_events
+from resihp_ext.plan.plan import Plan, uniform_plan
+
+pytestmark = pytest.mark.unit
+
+LOSS = say.Loss(rank=0, cause="was killed by signal 9 (SIGKILL)", time_s=12.5)
+
+
+def plan(version: int = 1) -> Plan:
+    whole = uniform_plan(
+        num_layers=4, tp=1, pp=2, dp=1, micro_batches=2, virtual=1, devices_per_node=2
+    )
+    return Plan.from_json(json.dumps(json.loads(whole.to_json()) | {"version": version}))
+
+
+def receipt() -> dict[str, Any]:
+    return {
+        "step": 7,
+        "from_version": 0,
+        "to_version": 1,
+        "total_s": 0.5,
+        "moved_bytes": 2**20,
+        "ranks_with_new_modules": [1],
+        "reason": "rank 0 is lost",
+        "phases_s": {"move": 0.5},
+        "redone_steps": 0,
+    }
+
+
+def view(*members: int, loss: say.Loss = LOSS) -> say.View:
+    return say.View(epoch=1, members=members, losses=(loss,))
+
+
+def kept(folder: Path, number: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "receipts" / f"{number:03d}.json").read_text())
+    return found
+
+
+def test_a_recovery_is_one_receipt_that_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path, rank=1)
+    journal, phases = Journal(tmp_path, log, 1), Phases()
+    assert not journal.writes
+    journal.lost(view(1, 2), heard_s=time.perf_counter(), phases=phases)
+    assert journal.writes, "the lowest of those who are left"
+    before_s = time.time()
+    journal.changed(plan(), receipt())
+    first = kept(tmp_path)
+    loss = {"rank": 0, "cause": "was killed by signal 9 (SIGKILL)", "time_s": 12.5}
+    assert first["losses"] == [loss]
+    assert before_s <= first["resumed_s"] <= time.time()
+    assert "repeat" not in first["phases_s"]
+    journal.repeated(0.25, ends=False)
+    journal.repeated(0.5, ends=True)
+    last = kept(tmp_path)
+    assert last["phases_s"] == {"move": 0.5, "repeat": 0.75}
+    assert last["redone_steps"] >= 1
+    assert last["repeated_s"] >= last["resumed_s"]
+    journal.repeated(9.0, ends=True)
+    assert kept(tmp_path) == last, "what comes after is no part of this failure"
+    log.close()
+    (event,) = read_events(log.path)
+    assert (event["event"], event["step"], event["receipt"]) == (Event.TRANSITION, 7, 0)
+    assert event["reason"] == "rank 0 is lost"
+    assert Plan.from_json((tmp_path / "plans" / "001.json").read_text()) == plan()
+    assert "step 7: plan 0 to 1 in 0.50 s, 1.0 MiB moved" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_only_the_lowest_member_writes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, None, 2)
+    journal.lost(view(1, 2), heard_s=0.0, phases=Phases())
+    journal.changed(plan(), receipt())
+    journal.repeated(0.5, ends=True)
+    assert not journal.writes
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_change_without_a_loss_ends_with_itself(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, None, 0)
+    journal.changed(plan(), receipt())
+    whole = kept(tmp_path)
+    assert whole["losses"] == []
+    journal.repeated(0.5, ends=True)
+    assert kept(tmp_path) == whole
+
+
+def test_losses_belong_to_one_receipt_and_numbers_go_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, None, 1)
+    journal.lost(view(1, 2), heard_s=0.0, phases=Phases())
+    journal.changed(plan(), receipt())
+    journal.changed(plan(2), receipt())
+    assert [len(kept(tmp_path, number)["losses"]) for number in (0, 1)] == [1, 0]
+    assert free_receipt(tmp_path).name == "002.json", "also for a job that is resumed"
+    (tmp_path / "receipts" / "000.json").unlink()
+    assert free_receipt(tmp_path).name == "002.json"
+
+
+def test_the_time_until_a_loss_was_heard_of_counts_from_when_it_was_seen(tmp_path: Path) -> None:
+    seen_s, heard_s = time.time() - 2.0, time.perf_counter() - 0.5
+    phases = Phases()
+    seen = say.Loss(rank=0, cause="is silent", time_s=seen_s)
+    journal = Journal(tmp_path, None, 1)
+    journal.lost(view(1, loss=seen), heard_s=heard_s, phases=phases)
+    assert phases.seconds["detect"] == pytest.approx(1.5, abs=0.1)
+    assert phases.seconds["abort"] == pytest.approx(0.5, abs=0.1)
+    first = dict(phases.seconds)
+    journal.lost(view(1, loss=seen), heard_s=time.perf_counter(), phases=phases)
+    assert phases.seconds == first, "a second loss meanwhile is part of the same recovery"
+
+
+def test_without_a_time_nothing_is_said_about_it(tmp_path: Path) -> None:
+    phases = Phases()
+    unknown = say.Loss(rank=0, cause="is silent")
+    Journal(tmp_path, None, 1).lost(view(1, loss=unknown), heard_s=0.0, phases=phases)
+    assert phases.seconds == {}
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "000.json"
+    write_whole(path, "one")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_text() == "one\n"
