@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -31,6 +32,9 @@ PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 LIMIT_S = 60.0
 """Far more than anything takes here, unless the machine is busy."""
 COMMAND_S = 60.0
+
+FIRST_PORT, LAST_PORT = 30000, 32767
+"""Also outside of the launchers' ports for Slurm jobs."""
 
 CONF = """
 ClusterName=resihp
@@ -167,12 +171,13 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """SIGKILL for the node's slurmd and everything that runs on it, as by a power cut."""
-        kill_tree(self._daemons.pop(node))
+        kill_tree(self._daemons[node])
 
     def close(self) -> None:
-        for name in list(reversed(self._daemons)):  # nodes first: their processes are the most
-            kill_tree(self._daemons.pop(name))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.ExitStack() as ends:  # whatever fails, the others are ended too
+            ends.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            for daemon in self._daemons.values():  # the last one first: nodes before controller
+                ends.callback(kill_tree, daemon)
 
     # What a user does
 
@@ -231,21 +236,27 @@ class Cluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody has; all are held before the first is given back."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """TCP ports that nobody has, outside of what Linux gives away by itself.
+
+    Else a process could get the port of a node that is lost, and answer in its place.
+    """
+    ports: list[int] = []
+    for port in random.sample(range(FIRST_PORT, LAST_PORT), LAST_PORT - FIRST_PORT):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise AssertionError("no free ports")
 
 
 def kill_tree(daemon: subprocess.Popen[bytes], limit_s: float = 10.0) -> None:
     """Kill a daemon and all its descendants, also those that are born meanwhile."""
     deadline = time.monotonic() + limit_s
+    if daemon.poll() is not None:
+        return
     top = psutil.Process(daemon.pid)
-    if daemon.poll() is None:
-        top.send_signal(signal.SIGSTOP)  # it starts nothing more, and stays the orphans' parent
-    while left := living(top.children(recursive=True) if top.is_running() else []):
+    top.send_signal(signal.SIGSTOP)  # it starts nothing more, and stays the orphans' parent
+    while left := living(top.children(recursive=True)):
         assert time.monotonic() < deadline, f"cannot kill {left}"
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
