@@ -64,7 +64,7 @@ class Abort:
             threading.Thread(target=_abort_nccl, name="resihp-abort", daemon=True).start()
 
     def cut(self) -> None:
-        """Shuts down the sockets; also those that are being made just now."""
+        """Shuts down the sockets. Those that are still being made are left to who watches them."""
         with self._lock:
             mine = set(self._sockets)
         for descriptor, inode in _sockets().items():

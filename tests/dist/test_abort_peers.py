@@ -1,0 +1,175 @@
+"""Waits for real peers over gloo are broken off at once: peers that live, die or never come."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron.resilience.patches.group_birth import GroupBirth
+from megatron.resilience.recovery.abort import Abort
+from megatron.resilience.recovery.birth import guarded_birth
+from megatron.resilience.testing.trial import PRELOAD
+from resihp_ext.testing.ranks import preload, run_ranks, start_ranks
+
+pytestmark = pytest.mark.dist
+
+SOON_S = 0.1
+TIMEOUT = timedelta(seconds=60)
+"""Of groups: a wait that is not broken off is seen as such."""
+
+
+def connect(epoch: int) -> None:
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=TIMEOUT
+    )
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(f"world/{epoch}", store),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=TIMEOUT,
+    )
+
+
+def seconds_until_released(abort: Abort, wait: Callable[[], Any]) -> tuple[float, str]:
+    """From the abort, which another thread calls, to the error of the wait, and its type."""
+    begun_s: list[float] = []
+
+    def later() -> None:
+        time.sleep(0.3)
+        begun_s.append(time.perf_counter())
+        abort.now()
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    try:
+        wait()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
+        ended_s, kind = time.perf_counter(), type(error).__name__
+    else:
+        ended_s, kind = time.perf_counter(), "nothing"
+    thread.join()
+    return ended_s - begun_s[0], kind
+
+
+# -- a peer that lives ---------------------------------------------------------
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """Answers every request over a connection that stays open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_args: object) -> None:
+        """Not into the log of the rank."""
+
+
+def answers(connection: http.client.HTTPConnection) -> bool:
+    connection.request("GET", "/")
+    return connection.getresponse().read() == b"ok"
+
+
+def recv_from_a_live_peer() -> list[tuple[float, str]]:
+    """Runs in two ranks: rank 1 sends nothing; three connections, one after the other."""
+    rank = int(os.environ["RANK"])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = http.client.HTTPConnection(*server.server_address[:2], timeout=10)  # type: ignore[misc]
+    assert answers(page)
+    meeting = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    abort, found = Abort(), []
+    for epoch in range(3):
+        abort.forget()
+        with abort.watching():
+            connect(epoch)
+            listening = socket.create_server(("127.0.0.1", 0))
+        tensor = torch.zeros(1000)
+        dist.all_reduce(tensor)
+        if rank == 0:
+            found.append(seconds_until_released(abort, lambda: dist.recv(tensor, 1)))  # noqa: B023
+            assert answers(page), "a connection of others is theirs"
+            with socket.create_connection(listening.getsockname(), timeout=5):
+                listening.accept()[0].close()
+            meeting.set(f"done/{epoch}", "")
+        else:
+            meeting.wait([f"done/{epoch}"], TIMEOUT)
+        listening.close()
+        dist.destroy_process_group()
+    return found
+
+
+def test_a_recv_from_a_live_peer_is_released() -> None:
+    preload(PRELOAD)
+    found, _ = run_ranks(2, recv_from_a_live_peer)
+    assert [kind for _, kind in found] == ["RuntimeError"] * 3
+    assert statistics.median(seconds for seconds, _ in found) < SOON_S, found
+
+
+# -- a store -------------------------------------------------------------------
+
+
+def wait_for_a_key() -> tuple[float, str]:
+    """Runs in a rank: nobody ever sets it."""
+    abort = Abort()
+    with abort.watching():
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=TIMEOUT,
+        )
+    return seconds_until_released(abort, lambda: store.get("never"))
+
+
+def test_a_wait_for_a_key_is_released() -> None:
+    preload(PRELOAD)
+    ((seconds, kind),) = run_ranks(1, wait_for_a_key)
+    assert kind == "DistNetworkError"
+    assert seconds < SOON_S
+
+
+# -- a group that is being made ------------------------------------------------
+
+
+def make_a_group_with(way: str) -> tuple[float, str]:
+    """Runs in two ranks; rank 1 dies instead of making the group, or never comes."""
+    patch, abort = GroupBirth(), Abort()
+    patch.apply()
+    patch.guard = guarded_birth(abort)
+    connect(0)
+    dist.barrier()
+    if os.environ["RANK"] == "1":
+        if way == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return seconds_until_released(abort, lambda: dist.new_group([0, 1]))
+
+
+@pytest.mark.parametrize("way", ["dies", "stays away"])
+def test_a_group_is_given_up_whose_member(way: str) -> None:
+    preload(PRELOAD)
+    with start_ranks(2, make_a_group_with, way) as ranks:
+        ((seconds, kind),) = ranks.join(60, survivors=[0])
+    assert kind == "AbortedError"
+    assert seconds < SOON_S
