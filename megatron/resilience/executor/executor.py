@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,39 +24,17 @@ from megatron.resilience.executor.optimizer import (
     kinds_of,
 )
 from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.player import Pass, Player
 from megatron.resilience.executor.runtime import Step
+from megatron.resilience.executor.totals import lengths_here, report, summed, totals
 from megatron.resilience.executor.transition import Held
-from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.executor.wire import Traffic
 from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
-from megatron.resilience.upstream.stream import Stream
-from resihp_ext.plan.action import Action
-from resihp_ext.plan.check import checked
 from resihp_ext.plan.plan import Plan
-from resihp_ext.plan.schedule import one_forward_one_backward
 from resihp_ext.state.keepers import Redundancy
-
-LOSSES = ("lm loss",)
-"""Keys of what the forward step reports: a sum and the number of tokens of each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """One call of the training loop for all micro-batches of a global batch; can be repeated."""
-
-    forward_step_func: Callable[..., Any]
-    stream: Stream
-    position: int
-    """Samples before the global batch."""
-    micro_batches: int
-    seq_length: int
-    micro_batch_size: int
-    forward_only: bool
-    collect_non_loss_data: bool
-    counts: bool = True
-    """Whether its samples are to be recorded."""
 
 
 class Executor:
@@ -90,7 +67,7 @@ class Executor:
         self.buffers: list[DomainBuffer] = []
         self.device = device
         self.redundancy = redundancy
-        self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
+        self._player = Player(self.traffic, device)
         self._fresh = True
         self.guard: Guard = NoGuard()
         self.meeting_place: Callable[[], Any] | None = None
@@ -177,7 +154,7 @@ class Executor:
         ]
         optimizer.attach(base, self.buffers, self.layout.groups, pieces)
         self._share_memory(models)
-        self._programs.clear()
+        self._player.forget()
         self._stale = True
         return made
 
@@ -245,11 +222,9 @@ class Executor:
         self._refresh(forward_only)
         if not forward_only:
             self.before_step(self.models)
-        stream = _stream(data_iterator)
-        work = Pass(
+        work = Pass.called(
+            data_iterator,
             forward_step_func=forward_step_func,
-            stream=stream,
-            position=stream.position,
             micro_batches=num_microbatches,
             seq_length=seq_length,
             micro_batch_size=micro_batch_size,
@@ -259,11 +234,12 @@ class Executor:
         if collect_non_loss_data:
             return self._play(work).reports
         if forward_only:
-            totals = self.guard.run("evaluation", lambda: self._evaluate(work))
-            return [self._report(totals, forward_only)]
+            found = self.guard.run("evaluation", lambda: self._evaluate(work))
+            return [report(found, self.device, means=False)]
         self._last = work
         self._stale = True
-        return [self._report(self.guard.run("step", self.make_gradients, ends=False), False)]
+        found = self.guard.run("step", self.make_gradients, ends=False)
+        return [report(found, self.device, means=True)]
 
     def make_gradients(self) -> Figures:
         """Plays the last pass of a step, unless its gradients are already there; collective."""
@@ -280,98 +256,35 @@ class Executor:
         self.before_pass()
         step = self._play(work)
         self.guard.look("sync", waiting=True)
-        totals = self._totals(step)
-        self._reduce_gradients(totals[0] if config.calculate_per_token_loss else None)
+        found = totals(step, self.seat, self.device)
+        self._reduce_gradients(found[0] if config.calculate_per_token_loss else None)
         if timers is not None:
             timers("forward-backward").stop()
         if work.counts:
             self.after_pass()
-        self._stale, self._totals_of_step = False, totals
-        return totals
+        self._stale, self._totals_of_step = False, found
+        return found
 
     def _evaluate(self, work: Pass) -> Figures:
         step = self._play(work)
         self.guard.look("sync", waiting=True)
-        return self._totals(step)
+        return totals(step, self.seat, self.device)
 
     def _play(self, work: Pass) -> Step:
-        """Runs this rank's actions of a pass, from its beginning."""
-        plan, actions = self._program(work.micro_batches, work.forward_only)
-        config = get_model_config(self.models[0])
-        work.stream.go_to(work.position)
-        step = Step(
-            plan=plan,
-            wire=self._wire(plan, config),
-            boundary=self._boundary(config, work.seq_length, work.micro_batch_size),
+        return self._player.play(
+            work,
+            plan=self.plan,
+            seat=self.seat,
+            pool=self.pool,
             models=self.models,
-            chunks=self.seat.chunks,
-            forward_step_func=work.forward_step_func,
-            fetch=work.stream.micro_batch,
             look=self.guard.look,
-            forward_only=work.forward_only,
-            collect_non_loss_data=work.collect_non_loss_data,
         )
-        step.run(actions)
-        work.stream.advance(work.micro_batches)
-        return step
 
     def _refresh(self, forward_only: bool) -> None:
         """Before the first step: whatever was loaded into the modules is what is trained."""
         if self._fresh and not forward_only and self.optimizer is not None:
             self.optimizer.adopt_parameters()
             self._fresh = False
-
-    def _program(self, micro_batches: int, forward_only: bool) -> tuple[Plan, tuple[Action, ...]]:
-        """This rank's actions for a number of micro-batches: the plan's routes, repeated."""
-        key = micro_batches, forward_only
-        if key not in self._programs:
-            routes = tuple(
-                self.plan.routes[m % self.plan.micro_batches] for m in range(micro_batches)
-            )
-            plan = replace(self.plan, routes=routes)
-            program = one_forward_one_backward(plan, forward_only=forward_only)
-            checked(program, plan, forward_only=forward_only)
-            actions = program.actions(self.seat.chunks[0]) if self.seat.chunks else ()
-            self._programs[key] = plan, actions
-        return self._programs[key]
-
-    def _wire(self, plan: Plan, config: Any) -> Wire:
-        return Wire(
-            plan=plan,
-            seat=self.seat,
-            pool=self.pool,
-            sequence_parallel=config.sequence_parallel,
-            traffic=self.traffic,
-        )
-
-    def _boundary(self, config: Any, seq_length: int, micro_batch_size: int) -> Boundary:
-        return Boundary(
-            rows=seq_length,
-            samples=micro_batch_size,
-            hidden=config.hidden_size,
-            dtype=config.pipeline_dtype or config.params_dtype,
-            device=self.device,
-        )
-
-    def _totals(self, step: Step) -> Figures:
-        """Sums over all stage instances: tokens, then loss and tokens of each reported key."""
-        sums = torch.zeros(1 + 2 * len(LOSSES), dtype=torch.float64, device=self.device)
-        # All ranks of a tensor-parallel group report the same.
-        if self.seat.tp_rank == 0:
-            sums[0] += step.tokens
-            for report in step.reports:
-                for k, key in enumerate(LOSSES):
-                    sums[1 + 2 * k : 3 + 2 * k] += report[key].double()
-        dist.all_reduce(sums)
-        return tuple(sums.tolist())
-
-    def _report(self, totals: Figures, forward_only: bool) -> dict[str, torch.Tensor]:
-        """Means of a training step; of an evaluation sum and tokens, which upstream adds up."""
-        sums = torch.tensor(totals, dtype=torch.float64, device=self.device)
-        pairs = {key: sums[1 + 2 * k : 3 + 2 * k] for k, key in enumerate(LOSSES)}
-        if forward_only:
-            return {key: pair.float() for key, pair in pairs.items()}
-        return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, pair in pairs.items()}
 
     def _reduce_gradients(self, tokens: float | None) -> None:
         """Sums every domain over its owners, in the one order that all ranks follow."""
@@ -390,30 +303,10 @@ class Executor:
         Args:
             local: The two sums over the micro-batches that this rank has run.
         """
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        ends = [
-            one
-            for one in self.seat.chunks
-            if self.plan.stage(one).layers[1] == self.plan.num_layers
-        ]
-        if ends and self.seat.tp_rank == 0 and local is not None:
-            sums += local / len(self.seat.chunks)
-        tokens, squares = self.guard.run("statistics", lambda: _summed(sums.clone()))
+        sums = lengths_here(local, self.plan, self.seat, self.device)
+        tokens, squares = self.guard.run("statistics", lambda: summed(sums.clone()))
         return tokens, squares
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-def _summed(sums: torch.Tensor) -> Figures:
-    dist.all_reduce(sums)
-    return tuple(sums.tolist())
-
-
-def _stream(data_iterator: Any) -> Stream:
-    """The stream behind upstream's wrappers; chunks of a rank have one each over the same data."""
-    one = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
-    stream = getattr(one, "iterable", one)
-    assert isinstance(stream, Stream)
-    return stream

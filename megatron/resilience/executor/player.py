@@ -1,0 +1,131 @@
+"""Plays this rank's part of a pass: all micro-batches of a global batch, from its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from megatron.core.utils import get_model_config
+
+from megatron.resilience.executor.groups import GroupPool
+from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.runtime import Look, Step
+from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.upstream.stream import Stream
+from resihp_ext.plan.action import Action
+from resihp_ext.plan.check import checked
+from resihp_ext.plan.plan import Plan
+from resihp_ext.plan.schedule import one_forward_one_backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """One call of the training loop for all micro-batches of a global batch; can be repeated."""
+
+    forward_step_func: Callable[..., Any]
+    stream: Stream
+    position: int
+    """Samples before the global batch."""
+    micro_batches: int
+    seq_length: int
+    micro_batch_size: int
+    forward_only: bool
+    collect_non_loss_data: bool
+    counts: bool = True
+    """Whether its samples are to be recorded."""
+
+    @classmethod
+    def called(cls, data_iterator: Any, **fields: Any) -> Self:
+        """What upstream's loop asks for, from where its data stands."""
+        stream = _stream(data_iterator)
+        return cls(stream=stream, position=stream.position, **fields)
+
+
+class Player:
+    """Runs passes under one plan after the other."""
+
+    def __init__(self, traffic: Traffic, device: torch.device) -> None:
+        """Prepares a player.
+
+        Args:
+            traffic: Counts what is sent over stage boundaries.
+            device: Where tensors live that the backend moves.
+        """
+        self._traffic = traffic
+        self._device = device
+        self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
+
+    def forget(self) -> None:
+        """Another plan begins."""
+        self._programs.clear()
+
+    def play(
+        self,
+        work: Pass,
+        *,
+        plan: Plan,
+        seat: Seat,
+        pool: GroupPool,
+        models: Sequence[torch.nn.Module],
+        look: Look,
+    ) -> Step:
+        """Runs this rank's actions of a pass, from its beginning.
+
+        Args:
+            look: Told before every action what it is; may stop the pass.
+        """
+        plan, actions = self._program(plan, seat, work)
+        config = get_model_config(models[0])
+        work.stream.go_to(work.position)
+        step = Step(
+            plan=plan,
+            wire=Wire(
+                plan=plan,
+                seat=seat,
+                pool=pool,
+                sequence_parallel=config.sequence_parallel,
+                traffic=self._traffic,
+            ),
+            boundary=self._boundary(config, work),
+            models=models,
+            chunks=seat.chunks,
+            forward_step_func=work.forward_step_func,
+            fetch=work.stream.micro_batch,
+            look=look,
+            forward_only=work.forward_only,
+            collect_non_loss_data=work.collect_non_loss_data,
+        )
+        step.run(actions)
+        work.stream.advance(work.micro_batches)
+        return step
+
+    def _program(self, plan: Plan, seat: Seat, work: Pass) -> tuple[Plan, tuple[Action, ...]]:
+        """This rank's actions for a number of micro-batches: the plan's routes, repeated."""
+        key = work.micro_batches, work.forward_only
+        if key not in self._programs:
+            routes = tuple(plan.routes[m % plan.micro_batches] for m in range(work.micro_batches))
+            whole = replace(plan, routes=routes)
+            program = one_forward_one_backward(whole, forward_only=work.forward_only)
+            checked(program, whole, forward_only=work.forward_only)
+            actions = program.actions(seat.chunks[0]) if seat.chunks else ()
+            self._programs[key] = whole, actions
+        return self._programs[key]
+
+    def _boundary(self, config: Any, work: Pass) -> Boundary:
+        return Boundary(
+            rows=work.seq_length,
+            samples=work.micro_batch_size,
+            hidden=config.hidden_size,
+            dtype=config.pipeline_dtype or config.params_dtype,
+            device=self._device,
+        )
+
+
+def _stream(data_iterator: Any) -> Stream:
+    """The stream behind upstream's wrappers; chunks of a rank have one each over the same data."""
+    one = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
+    stream = getattr(one, "iterable", one)
+    assert isinstance(stream, Stream)
+    return stream
