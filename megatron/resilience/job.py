@@ -238,6 +238,7 @@ class Job:
                 agent=self._agent,
                 folder=folder,
                 events=self.events,
+                config=self.settings.recovery,
                 faults=self.settings.faults.read(self.rank.world_size),
                 describe=lambda: brief(self.args, layout, self.device),
                 also=driver if len(timetable) > 1 else None,

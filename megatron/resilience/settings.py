@@ -12,6 +12,7 @@ from megatron.resilience.device.choose import DeviceConfig
 from megatron.resilience.executor.config import ExecutorConfig
 from megatron.resilience.faults.config import FaultsConfig
 from megatron.resilience.model.config import InitialWeightsConfig
+from megatron.resilience.recovery.config import RecoveryConfig
 from resihp_ext.flags import add_flags, from_namespace
 
 
@@ -39,6 +40,7 @@ class Settings:
     executor: ExecutorConfig
     checkpoint: CheckpointSafetyConfig
     faults: FaultsConfig
+    recovery: RecoveryConfig
     device: DeviceConfig
     data: DataConfig
     initial_weights: InitialWeightsConfig
@@ -62,6 +64,7 @@ GROUPS: dict[str, tuple[type, str]] = {
     "executor": (ExecutorConfig, "resilience-"),
     "checkpoint": (CheckpointSafetyConfig, "resilience-"),
     "faults": (FaultsConfig, "resilience-"),
+    "recovery": (RecoveryConfig, "resilience-"),
     "device": (DeviceConfig, ""),
     "data": (DataConfig, ""),
     "initial_weights": (InitialWeightsConfig, ""),

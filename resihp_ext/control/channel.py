@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from websockets.asyncio.client import connect, unix_connect
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.asyncio.connection import Connection, broadcast
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -40,7 +40,8 @@ STRANGER_BYTES = 1024
 """Limit of a record before the peer has proved who it is."""
 BACKLOG_BYTES = 64 * 1024 * 1024
 """A peer that lets this much pile up is dropped."""
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 15.0
+"""Generous: all nodes of a job come at the same moment, and cores may be busy."""
 CLOSE_S = 1.0
 
 POLICY_VIOLATION, TOO_BIG = 1008, 1009
@@ -53,6 +54,31 @@ OPTIONS: dict[str, Any] = {
     "max_size": STRANGER_BYTES,
 }
 """Of every connection, for both sides."""
+
+
+class _Guarded(Connection):
+    """Is closed in forked children, from its first moment on."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        close_in_children(self)
+
+    def filenos(self) -> list[int]:
+        """The socket, for ``forks``."""
+        found = self.transport.get_extra_info("socket")
+        return [] if found is None else [found.fileno()]
+
+
+class _GuardedClient(_Guarded, ClientConnection):
+    """What a client connects with."""
+
+
+# A proxy from the environment has no business between the nodes of a job.
+CLIENT_OPTIONS: dict[str, Any] = {
+    **OPTIONS,
+    "proxy": None,
+    "create_connection": _GuardedClient,
+}
 
 
 class LinkClosed(Exception):  # noqa: N818 - no error: every connection ends some day
@@ -83,12 +109,6 @@ class Channel:
         # From here on the peer is one of us.
         limit = LARGE_BYTES + ENVELOPE_BYTES + frames.TAG_BYTES
         connection.protocol.max_message_size = limit
-        close_in_children(self)
-
-    def filenos(self) -> list[int]:
-        """The socket, for ``forks``."""
-        found = self._connection.transport.get_extra_info("socket")
-        return [] if found is None else [found.fileno()]
 
     @property
     def backlog_bytes(self) -> int:
@@ -194,9 +214,8 @@ async def open_channel(
         ResiHPError: nobody is there, or nobody who knows the token.
     """
     try:
-        # A proxy from the environment has no business between the nodes of a job.
         if isinstance(where, str):
-            connection = await unix_connect(where, proxy=None, **OPTIONS)
+            connection = await unix_connect(where, **CLIENT_OPTIONS)
         else:
             host, port = where
             connection = await connect(
@@ -204,8 +223,7 @@ async def open_channel(
                 host=host,
                 port=port,
                 family=socket.AF_UNSPEC,
-                proxy=None,
-                **OPTIONS,
+                **CLIENT_OPTIONS,
             )
     except (OSError, TimeoutError, WebSocketException) as error:
         raise ResiHPError(f"control link to {_named(where)}: {error}") from None
@@ -245,7 +263,7 @@ def server_options(counters: Counters) -> dict[str, Any]:
         if response is None or response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             counters.count("no websocket", repr(connection.protocol.handshake_exc))
 
-    class Counted(ServerConnection):
+    class Counted(_Guarded, ServerConnection):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             lost_before_it_was_open(self)

@@ -18,7 +18,7 @@ from resihp_ext.control.traffic import SMALL_BYTES, WORKER, packed
 
 logger = logging.getLogger(__name__)
 
-CONNECT_S = 15.0
+CONNECT_S = 60.0
 CLOSE_S = 3.0
 
 

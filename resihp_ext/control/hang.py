@@ -10,9 +10,11 @@ whether it waits for others. From that:
   all nodes, can tell.
 
 The limit of a phase is the larger of its floor and a multiple of the longest time that a tick took
-in that phase when all was well. A worker that waits is a victim, unless it was told to stop
-waiting (:meth:`Watch.told`). After a verdict the clocks of the worker begin anew: a second
-incident, or a process that a signal did not end, is found again.
+in that phase when all was well. The first step of a process, and the first after a recovery or
+change of layout, gets :attr:`HangRules.first_s`: kernels are compiled, connections made. A worker
+that waits is a victim, unless it was told to stop waiting (:meth:`Watch.told`). After a verdict the
+clocks of the worker begin anew: a second incident, or a process that a signal did not end, is found
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ SETUP = "setup"
 PATIENT_S = MappingProxyType(
     {
         SETUP: 1800.0,
-        "first_step": 1800.0,
         "checkpoint": 3600.0,
         "evaluation": 1800.0,
         "recovery": 300.0,
@@ -35,6 +36,8 @@ PATIENT_S = MappingProxyType(
     }
 )
 """Floors of phases in which one action may take long."""
+RENEWING = frozenset({SETUP, "recovery", "change"})
+"""After these the next step is a first one again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +46,13 @@ class HangRules:
 
     silence_s: float = 5.0
     patient_silence_s: float = 60.0
-    """In patient phases, where one call into a library may keep the interpreter for long. A
-    process that the system shows as stopped gets no such patience."""
+    """In patient phases and first steps, where one call into a library may keep the interpreter
+    for long. A process that the system shows as stopped gets no such patience."""
     floor_s: float = 30.0
     """Of every phase that is not in :attr:`floors_s`."""
     floors_s: Mapping[str, float] = PATIENT_S
+    first_s: float = 600.0
+    """Floor of every phase in a first step."""
     factor: float = 5.0
     """Times the longest healthy duration of a tick in a phase."""
     stuck_floor_s: float = 60.0
@@ -56,10 +61,10 @@ class HangRules:
     """When nobody has looked for so long, this process itself was held up: nothing that happened
     in between counts against a worker."""
 
-    def silence_of(self, phase: str, *, stopped: bool) -> float:
-        """How long a worker may be silent."""
-        patient = phase in self.floors_s and not stopped
-        return max(self.silence_s, self.patient_silence_s) if patient else self.silence_s
+    def floor_of(self, phase: str, *, fresh: bool) -> float:
+        """How long a tick may take at least, before anything was learnt."""
+        floor_s = self.floors_s.get(phase, self.floor_s)
+        return max(floor_s, self.first_s) if fresh else floor_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,19 @@ class _Worker:
     """Whether it has ever said anything; before that its silence means nothing."""
     excused: bool = True
     """Whether waiting counts as an excuse, and a long tick as healthy."""
+    fresh: bool = True
+    """Whether it has not finished a step yet since it was set up or changed."""
+    first_step: int | None = None
+    """The step that it has to finish for that."""
+
+    def renew(self, message: Progress) -> None:
+        """Finds out whether a first step begins or is over."""
+        if message.phase in RENEWING:
+            self.fresh, self.first_step = True, None
+        elif self.first_step is None:
+            self.first_step = message.step
+        elif message.step > self.first_step:
+            self.fresh = False
 
 
 @dataclass(slots=True)
@@ -108,13 +126,14 @@ class Watch:
         if worker is None:
             return
         if message.ticks != worker.ticks:
-            if worker.excused and worker.ticks >= 0:
+            if worker.excused and worker.ticks >= 0 and not worker.fresh:
                 key = (worker.phase, worker.waiting)
                 took_s = now_s - worker.moved_s
                 self._longest_s[key] = max(self._longest_s.get(key, 0.0), took_s)
             worker.ticks, worker.moved_s, worker.excused = message.ticks, now_s, True
         worker.heard_s, worker.speaks = now_s, True
         worker.phase, worker.waiting, worker.step = message.phase, message.waiting, message.step
+        worker.renew(message)
 
     def told(self, rank: int, now_s: float) -> None:
         """A worker was told to stop what it does: from now on it has to move, waiting or not."""
@@ -151,7 +170,8 @@ class Watch:
         if not worker.speaks or silent_s <= self.rules.silence_s:
             return ""
         is_stopped = stopped(rank)
-        if silent_s <= self.rules.silence_of(worker.phase, stopped=is_stopped):
+        patient = worker.fresh or worker.phase in self.rules.floors_s
+        if patient and not is_stopped and silent_s <= self.rules.patient_silence_s:
             return ""
         why = "the process is stopped" if is_stopped else f"phase {worker.phase}"
         return f"gave no sign of life for {silent_s:.1f} s ({why})"
@@ -160,28 +180,28 @@ class Watch:
         still_s = now_s - worker.moved_s
         if worker.waiting and worker.excused:
             return ""
-        if still_s <= self.limit_s(worker.phase):
+        if still_s <= self.limit_s(worker.phase, fresh=worker.fresh):
             return ""
         return f"made no progress for {still_s:.1f} s in step {worker.step}, phase {worker.phase}"
 
-    def limit_s(self, phase: str) -> float:
+    def limit_s(self, phase: str, *, fresh: bool = False) -> float:
         """How long a tick may take in a phase."""
-        floor_s = self.rules.floors_s.get(phase, self.rules.floor_s)
+        floor_s = self.rules.floor_of(phase, fresh=fresh)
         return max(floor_s, self.rules.factor * self._longest_s.get((phase, False), 0.0))
 
-    def _stuck_limit_s(self, phase: str) -> float:
-        longest_s = self._longest_s.get((phase, True), 0.0)
-        return max(self.rules.stuck_floor_s, self.limit_s(phase), self.rules.factor * longest_s)
+    def _stuck_limit_s(self, worker: _Worker) -> float:
+        limit_s = self.limit_s(worker.phase, fresh=worker.fresh)
+        longest_s = self._longest_s.get((worker.phase, True), 0.0)
+        return max(self.rules.stuck_floor_s, limit_s, self.rules.factor * longest_s)
 
     def stuck_s(self, now_s: float) -> float:
         """How long nobody has moved, if all wait for longer than usual; else 0."""
         workers = self._workers.values()
         if not workers or not all(worker.waiting for worker in workers):
             return 0.0
-        still = [(now_s - worker.moved_s, worker.phase) for worker in workers]
-        if any(still_s <= self._stuck_limit_s(phase) for still_s, phase in still):
+        if any(now_s - one.moved_s <= self._stuck_limit_s(one) for one in workers):
             return 0.0
-        return min(still_s for still_s, _ in still)
+        return min(now_s - one.moved_s for one in workers)
 
     @property
     def step(self) -> int:

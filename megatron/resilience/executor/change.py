@@ -20,6 +20,7 @@ from megatron.resilience.executor.modules import ModuleFactory, forget_modules, 
 from megatron.resilience.executor.needs import Needs, kinds_that_travel
 from megatron.resilience.executor.optimizer import kinds_of
 from megatron.resilience.executor.place import Seat
+from megatron.resilience.executor.sources import newest_whole
 from megatron.resilience.executor.transition import Held, Moved, Phases, TransitionError
 from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.ddp import let_go
@@ -81,6 +82,8 @@ class Change:
         optimizer = executor.optimizer
         assert optimizer is not None, "a plan changes after the optimizer is built"
         self._optimizer = optimizer
+        self._rewound: int | None = None
+        """Updates done in the state that was found, if it is not the newest."""
         self._half = bool(optimizer.config.bf16)
         self._state_kinds = (MASTER, *kinds_of(optimizer.config))
 
@@ -101,7 +104,7 @@ class Change:
             transition.agree(self._plan, executor.world.members, executor.device)
             old = self._source()
         with phase("digest"):
-            before = self._digests(old)
+            before = {} if old is None else self._digests(old)
         seat = Seat.of(self._plan, executor.seat.rank)
         rebuild = self._cause.world is not None or not seat.same_modules(self._old_seat)
         with phase("groups"):
@@ -113,12 +116,12 @@ class Change:
             self._modules(factory, seat, rebuild)
         with phase("layout"):
             made += self._layout()
-        moved, moving = self._move(old)
-        with phase("verify"):
-            self._refuse(moving.damaged())
-            del moving
-            new = executor.state_here()
-            self._verify(before, self._digests(new))
+        if old is None:
+            with phase("load"):
+                self._rewound = executor.restore(self._models)
+            moved, new = Moved(bytes=0, lower_bound_bytes=0, messages=0), executor.state_here()
+        else:
+            moved, new = self._moved(old, before)
         executor.held[new.version] = new
         with phase("commit"):
             dist.barrier()
@@ -129,14 +132,32 @@ class Change:
             forget_modules()
         return self._receipt(moved, before, rebuild, (made, ended))
 
-    def _source(self) -> Held:
-        """The state before, as far as it is left."""
+    def _moved(self, old: Held, before: dict[str, str]) -> tuple[Moved, Held]:
+        """Moves the state, and proves that it is what it was."""
+        moved, moving = self._move(old)
+        with self._phases("verify"):
+            self._refuse(moving.damaged())
+            del moving
+            new = self._executor.state_here()
+            self._verify(before, self._digests(new))
+        return moved, new
+
+    def _source(self) -> Held | None:
+        """The newest state that is left as a whole; None if only a checkpoint can have it."""
         executor, cause = self._executor, self._cause
         if cause.joint:
             return self._told_state().among(executor.world.members)
         version = self._old_plan.version if cause.source is None else cause.source
         held = executor.held[version]
         if cause.world is None:
+            return held
+        if held.layout.lost(executor.world.members) is not None:
+            members, rank = executor.world.members, executor.seat.rank
+            found = newest_whole(executor.copies, rank, members, self._told)
+            if found is None:
+                return None
+            self._rewound, held = found
+            self._optimizer.steps = self._rewound
             return held
         masters_only = cause.torn and executor.redundancy != "replicated"
         return held.among(executor.world.members, masters_only=masters_only)
@@ -254,4 +275,5 @@ class Change:
             rebuilt=[rank for rank, flag in flags if flag == "1"],
             groups=groups,
             reason=self._cause.reason,
+            rewound=self._rewound,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from megatron.resilience.executor.optimizer import (
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.player import Pass, Player
 from megatron.resilience.executor.runtime import Step
+from megatron.resilience.executor.sources import KeptCopies, NoCopies
 from megatron.resilience.executor.totals import lengths_here, report, summed, totals
 from megatron.resilience.executor.transition import Held
 from megatron.resilience.executor.wire import Traffic
@@ -33,8 +35,22 @@ from megatron.resilience.executor.world import World
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
+from resihp_ext.errors import ResiHPError
 from resihp_ext.plan.plan import Plan
 from resihp_ext.state.keepers import Redundancy
+
+MOST_REPLAYED = 100_000
+"""Steps of which a rank remembers how they were done; a few hundred bytes each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What is special about one step."""
+
+    position: int
+    micro_batches: int
+    groups: list[dict[str, float]]
+    """Learning rate and decay of each parameter group."""
 
 
 class Executor:
@@ -70,6 +86,11 @@ class Executor:
         self._player = Player(self.traffic, device)
         self._fresh = True
         self.guard: Guard = NoGuard()
+        self.copies: KeptCopies = NoCopies()
+        self.restore: Callable[[list[torch.nn.Module]], int] = _nothing_to_restore
+        """Loads the newest checkpoint into the present layout; returns the updates done in it."""
+        self._history: dict[int, Replayed] = {}
+        self._host: Any = None
         self.meeting_place: Callable[[], Any] | None = None
         """Opens the store for another world; default: the first one's."""
         self.models: list[torch.nn.Module] = []
@@ -100,6 +121,7 @@ class Executor:
         self.world = World(members=tuple(members))
         self.world.connect(self.seat.rank, backend=backend, store=store, timeout=timeout)
         self.pool = GroupPool(self.world, timeout)
+        self._host = None if backend == "gloo" else dist.new_group(backend="gloo")
         self.pool.add(members_of(self.plan, (), self.world.members))
         self.groups = collection_for(self.seat, self.pool)
         install(self.seat, self.groups, self.world)
@@ -190,6 +212,11 @@ class Executor:
         )
         self.world = world
         self.pool = GroupPool(world, self._timeout)
+        self._host = None if self._backend == "gloo" else dist.new_group(backend="gloo")
+
+    def host_group(self) -> Any:
+        """A group of all ranks for tensors in host memory."""
+        return self._host
 
     def wanted_groups(self) -> tuple[Members, ...]:
         """Every group that the plan and its sync domains need."""
@@ -238,6 +265,7 @@ class Executor:
             return [report(found, self.device, means=False)]
         self._last = work
         self._stale = True
+        self._record(work)
         found = self.guard.run("step", self.make_gradients, ends=False)
         return [report(found, self.device, means=True)]
 
@@ -264,6 +292,43 @@ class Executor:
             self.after_pass()
         self._stale, self._totals_of_step = False, found
         return found
+
+    def _record(self, work: Pass) -> None:
+        """Keeps what it takes to do this step again much later."""
+        optimizer = self.optimizer
+        assert optimizer is not None
+        self._history[optimizer.steps] = Replayed(
+            position=work.position,
+            micro_batches=work.micro_batches,
+            groups=optimizer.settings(),
+        )
+        self._history.pop(optimizer.steps - MOST_REPLAYED, None)
+
+    def replay(self) -> None:
+        """Does the step after the present state again, as it was done; collective.
+
+        Raises:
+            ResiHPError: this rank was not there.
+        """
+        optimizer, last = self.optimizer, self._last
+        assert optimizer is not None
+        found = self._history.get(optimizer.steps)
+        if found is None or last is None:
+            raise ResiHPError(
+                f"step {optimizer.steps + 1} must be done again, and rank {self.seat.rank} does "
+                "not know how it was done"
+            )
+        self._last = replace(
+            last, position=found.position, micro_batches=found.micro_batches, counts=False
+        )
+        self._stale = True
+        now = optimizer.settings()
+        optimizer.set_settings(found.groups)
+        for model in self.models:
+            model.train()
+        optimizer.step()
+        optimizer.set_settings(now)
+        self._last, self._stale = last, True
 
     def _evaluate(self, work: Pass) -> Figures:
         step = self._play(work)
@@ -310,3 +375,7 @@ class Executor:
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+def _nothing_to_restore(_models: list[torch.nn.Module]) -> int:
+    raise ResiHPError("a part of the state is lost with all its owners, and there is no copy of it")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -91,6 +91,27 @@ class StateLayout:
         """Who reduces each domain, and keeps which part of its state."""
         return keepers(self.domains, self.redundancy, self.nodes)
 
+    @classmethod
+    def of_state(
+        cls, state: Holdings, *, groups: Mapping[str, int], nodes: Mapping[int, int]
+    ) -> Self:
+        """A layout in which modules hold nothing, for state that is kept elsewhere."""
+        found = cls(
+            parameters=dict.fromkeys(state, ()),
+            groups=groups,
+            redundancy="replicated",
+            nodes=nodes,
+        )
+        vars(found)["state"] = {rank: tuple(slabs) for rank, slabs in state.items()}
+        return found
+
+    def lost(self, ranks: Collection[int]) -> Slab | None:
+        """A part of the state that nobody has but others than some ranks; None if all is left."""
+        for slab, (owners,) in segments(self.state).items():
+            if owners and not owners & set(ranks):
+                return slab
+        return None
+
     def among(self, ranks: Collection[int], *, masters_only: bool = False) -> Self:
         """What of it is left with some ranks: who kept what is not decided anew.
 
@@ -123,27 +144,21 @@ class StateLayout:
 
     def to_json(self) -> str:
         """For a newcomer, who has not been told what the others hold."""
-        slabs = {
-            rank: [[slab.tensor, slab.low, slab.high] for slab in held]
-            for rank, held in self.parameters.items()
-        }
-        return json.dumps([slabs, dict(self.groups), self.redundancy, dict(self.nodes)])
+        rows = [_rows(self.parameters), _rows(self.state)]
+        return json.dumps([*rows, dict(self.groups), self.redundancy, dict(self.nodes)])
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Inverse of :meth:`to_json`."""
-        slabs, groups, redundancy, nodes = json.loads(text)
-        return cls(
-            parameters={
-                int(rank): tuple(
-                    Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high in held
-                )
-                for rank, held in slabs.items()
-            },
+        parameters, state, groups, redundancy, nodes = json.loads(text)
+        found = cls(
+            parameters=_slabs(parameters),
             groups=groups,
             redundancy=redundancy,
             nodes={int(rank): node for rank, node in nodes.items()},
         )
+        vars(found)["state"] = _slabs(state)
+        return found
 
     @cached_property
     def state(self) -> Holdings:
@@ -153,6 +168,21 @@ class StateLayout:
             for member in one.members:
                 kept[member] += one.kept(member)
         return kept
+
+
+def _rows(held: Holdings) -> dict[int, list[list[Any]]]:
+    return {
+        rank: [[one.tensor, one.low, one.high] for one in slabs] for rank, slabs in held.items()
+    }
+
+
+def _slabs(rows: Mapping[str, list[list[Any]]]) -> dict[int, tuple[Slab, ...]]:
+    return {
+        int(rank): tuple(
+            Slab(tensor=name, low=tuple(low), high=tuple(high)) for name, low, high in held
+        )
+        for rank, held in rows.items()
+    }
 
 
 def _by_layer(slab: Slab) -> Iterator[Slab]:

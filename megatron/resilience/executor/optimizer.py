@@ -194,6 +194,18 @@ class DomainOptimizer(MegatronOptimizer):
         self.counted(tuple(counted))
         return squared**0.5, zeros
 
+    def settings(self) -> list[dict[str, float]]:
+        """What the schedule changes of each parameter group in the course of training."""
+        return [
+            {name: group[name] for name in ("lr", "weight_decay") if name in group}
+            for group in self.param_groups
+        ]
+
+    def set_settings(self, settings: list[dict[str, float]]) -> None:
+        """Inverse of :meth:`settings`."""
+        for group, found in zip(self.param_groups, settings, strict=True):
+            group.update(found)
+
     def clip(self, norm: float) -> None:
         """Scales all gradients so that their norm is at most ``--clip-grad``."""
         limit = self.config.clip_grad

@@ -54,6 +54,10 @@ class Held:
     buffers: Sequence[DomainBuffer]
     pieces: Sequence[Piece]
 
+    def with_layout(self, layout: StateLayout) -> Self:
+        """The same, where others have lost or gained something."""
+        return replace(self, layout=layout)
+
     def among(self, ranks: Collection[int], *, masters_only: bool = False) -> Self:
         """What of it is left with some ranks.
 
@@ -148,6 +152,7 @@ def receipt(
     rebuilt: Sequence[int],
     groups: tuple[int, int],
     reason: str,
+    rewound: int | None,
 ) -> dict[str, Any]:
     """The receipt of a transition, for ``receipts/NNN.json``."""
     return {
@@ -166,5 +171,6 @@ def receipt(
         "ranks_with_new_modules": list(rebuilt),
         "groups_made": groups[0],
         "groups_ended": groups[1],
+        "rewound_to_step": rewound,
         "redone_steps": 0,
     }

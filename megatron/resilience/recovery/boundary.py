@@ -66,6 +66,7 @@ class Boundary:
                 plan = self._recovery.plan.to_json()
                 member.tell(say.Described(rank=0, problem=self._describe(), plan=plan))
             member.tell(say.Armed(rank=member.rank))
+        self._recovery.copies.between_steps()
         if self._due is not None and step >= self._due[0]:
             number, self._due = self._due[1], None
             # A loss in between makes void what was agreed.

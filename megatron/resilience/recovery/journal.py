@@ -78,10 +78,18 @@ class Journal:
         path, receipt = self._open
         receipt["phases_s"]["repeat"] = receipt["phases_s"].get("repeat", 0.0) + seconds
         receipt["repeated_s"] = time.time()
-        receipt["redone_steps"] = 1
+        receipt["redone_steps"] += 1
         self._write(path, receipt)
         if ends:
             self._open = None
+
+    def caught_up(self, steps: int, seconds: float) -> None:
+        """Steps were done again from an older state."""
+        if self._open is not None:
+            path, receipt = self._open
+            receipt["phases_s"]["catch_up"] = seconds
+            receipt["redone_steps"] = steps
+            self._write(path, receipt)
 
     def _write(self, path: Path, receipt: dict[str, Any]) -> None:
         write_whole(path, json.dumps(receipt, indent=1))

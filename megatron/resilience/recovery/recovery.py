@@ -17,6 +17,7 @@ from megatron.resilience.executor.modules import ModuleFactory
 from megatron.resilience.executor.transition import Phases
 from megatron.resilience.executor.world import World
 from megatron.resilience.recovery.birth import AbortedError, check
+from megatron.resilience.recovery.copies import Copies
 from megatron.resilience.recovery.journal import Journal
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import Member, StoppedError, SupersededError
@@ -50,6 +51,7 @@ class Recovery:
         pace: Pace,
         factory: ModuleFactory,
         journal: Journal,
+        copies: Copies,
         meeting_place: tuple[str, int],
     ) -> None:
         """Prepares the guard.
@@ -72,6 +74,8 @@ class Recovery:
         self.strike: Callable[[str, int], None] = lambda _phase, _micro_batch: None
         """Told of every phase; for faults on purpose."""
         executor.meeting_place = self._open_store
+        self.copies = copies
+        executor.copies = copies
 
     @property
     def plan(self) -> Plan:
@@ -154,6 +158,8 @@ class Recovery:
         """
         phases = Phases()
         taken: Figures | None = None
+        target = -1
+        self.copies.drop_pending()
         while True:
             self._await_verdict(error)
             self._pace.enter("recovery", waiting=True)
@@ -161,8 +167,10 @@ class Recovery:
                 view, go = self._gather(phase, phases)
                 if go.region > self.done:
                     taken = self._take(go, late)
+                target = max(target, self._updates)
                 self.strike("recovery", 0)
                 self._rebuild(view, go, phases)
+                self._catch_up(target)
             except Exception as next_error:  # noqa: BLE001 - as above
                 error = next_error
                 continue
@@ -266,6 +274,20 @@ class Recovery:
         self.member.tell(
             say.Adopted(rank=self.member.rank, epoch=self.member.epoch, version=plan.version)
         )
+
+    @property
+    def _updates(self) -> int:
+        """Updates done in the state of this rank."""
+        optimizer = self._executor.optimizer
+        return 0 if optimizer is None else optimizer.steps
+
+    def _catch_up(self, target: int) -> None:
+        """Does again what an older state lacks; a failure meanwhile is like any other."""
+        begun_s, first = time.perf_counter(), self._updates
+        while self._updates < target:
+            self._executor.replay()
+        if first < target:
+            self._journal.caught_up(target - first, time.perf_counter() - begun_s)
 
     def _open_store(self) -> Any:
         """A connection of its own for every epoch, so that it can be cut."""

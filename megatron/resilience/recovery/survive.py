@@ -19,6 +19,8 @@ from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.recovery.abort import Abort
 from megatron.resilience.recovery.birth import guarded_birth
 from megatron.resilience.recovery.boundary import Boundary
+from megatron.resilience.recovery.config import RecoveryConfig
+from megatron.resilience.recovery.copies import Copies
 from megatron.resilience.recovery.journal import Journal
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import Member
@@ -49,6 +51,7 @@ class Surroundings:
     """``--resilience-dir``."""
     events: EventLog | None
     faults: tuple[Fault, ...]
+    config: RecoveryConfig
     describe: Callable[[], str]
     """JSON of what the coordinator needs to plan."""
     also: Callable[[list[torch.nn.Module]], None] | None
@@ -93,6 +96,7 @@ class Survivor:
             self._pace,
             factory,
             journal,
+            Copies(executor, around.config.memory_copy_steps),
             (around.rank.master_addr, around.rank.master_port),
         )
         self._boundary = Boundary(
