@@ -45,6 +45,10 @@ for line in sys.stdin:
     verb, _, rest = line.strip().partition(" ")
     if verb == "send":
         link.send(say.decode(bytes.fromhex(rest)))
+    elif verb == "settle":
+        enough = ticks + 5
+        while ticks < enough:
+            time.sleep(0.01)
     elif verb == "stand":
         moving = False
     elif verb == "move":

@@ -55,6 +55,13 @@ class Job:
         self.owner.wait("greeted", lambda hello: hello.rank == rank)
         return made
 
+    def settle(self, *workers: Worker) -> None:
+        """Waits until the agent knows that these have left their first steps behind."""
+        for worker in workers:
+            worker.tell("settle")
+            worker.send(say.Ready(rank=worker.rank))  # in order: comes after the progress
+            self.rules.heard(say.Ready, rank=worker.rank)
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
@@ -173,7 +180,7 @@ def test_stopped_worker_is_killed_with_its_cause(job: Job) -> None:
 def test_interpreter_kept_by_one_call_is_silence(job: Job) -> None:
     job.open(hang=HangRules(silence_s=1.0))
     worker = job.worker(0)
-    job.rules.wait("handle", lambda beat, _: getattr(beat, "step", 0) > 0)
+    job.settle(worker)
     worker.tell("hold 20")
     _, (rank, cause) = job.owner.wait("kill")
     assert rank == 0
@@ -183,6 +190,7 @@ def test_interpreter_kept_by_one_call_is_silence(job: Job) -> None:
 def test_hung_worker_is_killed_and_its_victim_is_not(job: Job) -> None:
     job.open(hang=HangRules(floor_s=1.0))
     victim, hung = job.worker(0), job.worker(1)
+    job.settle(victim, hung)
     victim.tell("wait")
     hung.tell("stand")
     _, (rank, cause) = job.owner.wait("kill")
@@ -197,6 +205,7 @@ def test_hung_worker_is_killed_and_its_victim_is_not(job: Job) -> None:
 def test_all_who_wait_are_the_coordinators_case(job: Job) -> None:
     job.open(hang=HangRules(floor_s=0.5, stuck_floor_s=1.0))
     workers = [job.worker(0), job.worker(1)]
+    job.settle(*workers)
     workers[0].tell("wait")
     workers[1].tell("move")
     job.rules.none("stuck", 1.5)
