@@ -35,6 +35,12 @@ class Journal:
         self._losses: tuple[say.Loss, ...] = ()
         self._open: tuple[Path, dict[str, Any]] | None = None
         self._normal_s: dict[str, float] = {}
+        self._ran: tuple[int, str] | None = None
+        """Version and digest of the plan that ran last."""
+
+    def begins(self, plan: Plan) -> None:
+        """The plan that a job starts with."""
+        self._ran = plan.version, plan.digest
 
     def lost(self, view: say.View, *, heard_s: float, phases: Phases) -> None:
         """Somebody is lost: the recovery begins, or begins again."""
@@ -49,6 +55,10 @@ class Journal:
     def changed(self, plan: Plan, receipt: dict[str, Any]) -> None:
         """A change of layout is done."""
         losses, self._losses = self._losses, ()
+        if self._ran is not None:
+            # Attempts in between that were broken off are no layouts that the job had.
+            receipt["from_version"], receipt["from_plan"] = self._ran
+        self._ran = plan.version, plan.digest
         if not self.writes:
             return
         receipt["losses"] = [

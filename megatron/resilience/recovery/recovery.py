@@ -64,6 +64,7 @@ class Recovery:
         self._pace = pace
         self._factory = factory
         self._journal = journal
+        journal.begins(executor.plan)
         self._address, self._port = meeting_place
         self.done = 0
         """Stretches of work that this rank has finished."""
@@ -232,6 +233,7 @@ class Recovery:
         Raises:
             StoppedError: this rank is not among them.
         """
+        self._pace.enter("change", waiting=True)
         proposal = self.member.take_proposal()
         assert proposal is not None
         assert loop is not None, "the training loop has begun"
