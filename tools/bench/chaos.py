@@ -15,7 +15,8 @@ checkpoint when one is killed, is what recoveries are compared with. Keys with `
 * ``max_rel_diff`` of the loss, ``max_rel_diff_grad_norm``, ``ledger_exact``, ``pids_unchanged``;
 * ``recovery_median_s``, ``recovery_p95_s``: from the first kill of a run, where that is its first
   fault, to the end of the step that it had interrupted, without what such a step takes anyway;
-  ``recoveries``: how many; ``phases_error``: how far a receipt's phases are from adding up to that;
+  ``recoveries``: how many; ``notice_median_s``: how much of it until the coordinator knew;
+  ``phases_error``: how far a receipt's phases are from adding up to the rest, at worst;
 * ``restart_ratio``: torchrun's median over ours; ``restart_s``: all of torchrun's;
 * ``kinds``, ``phases``: how often what has struck, and where.
 
@@ -161,6 +162,7 @@ def summary(verdicts: Sequence[Verdict], restarts: Sequence[float]) -> dict[str,
         if seconds
         else None,
         "recoveries": len(seconds),
+        "notice_median_s": median(one.notice_s for one in recoveries) if recoveries else None,
         "phases_error": max((one.phases_error for one in recoveries), default=None),
         "restart_ratio": median(restarts) / middle if restarts and middle else None,
         "restart_s": list(restarts),

@@ -104,8 +104,10 @@ class Recovery:
 
     recovery_s: float
     """Without the time that the step takes anyway."""
+    notice_s: float
+    """Until the coordinator knew; most of it is what the system takes to end a process."""
     phases_error: float
-    """How far the receipt's phases are from adding up, as a part of the whole."""
+    """From there on: how far the receipt's phases are from adding up, as a part of the whole."""
     phases_s: dict[str, float]
 
 
@@ -118,16 +120,20 @@ def first_recovery(
         return None
     first, receipt = struck[0], receipts[0]
     fits = first.fault.kind is Kind.KILL and first.phase in _IN_A_STEP
-    alone = [one["rank"] for one in receipt.get("losses", ())] == [first.fault.rank]
-    done_s = receipt.get("repeated_s", 0.0)
-    if not (fits and alone and done_s) or (len(struck) > 1 and struck[1].time_s < done_s):
+    losses = receipt.get("losses", ())
+    alone = [one["rank"] for one in losses] == [first.fault.rank]
+    done_s = ledger.ended_s.get(receipt.get("step", 0) + 1, 0.0)
+    if not (fits and alone and done_s > first.time_s and "repeated_s" in receipt):
+        return None
+    if len(struck) > 1 and struck[1].time_s < done_s:
         return None
     times = sorted(ledger.ended_s.values())
     normal_s = median(b - a for a, b in pairwise(times))
-    whole_s = done_s - first.time_s
     phases_s = receipt["phases_s"]
+    known_s = receipt["repeated_s"] - losses[0]["time_s"]
     return Recovery(
-        recovery_s=whole_s - normal_s,
-        phases_error=abs(sum(phases_s.values()) - whole_s) / whole_s,
+        recovery_s=done_s - first.time_s - normal_s,
+        notice_s=losses[0]["time_s"] - first.time_s,
+        phases_error=abs(sum(phases_s.values()) - known_s) / known_s,
         phases_s=phases_s,
     )
