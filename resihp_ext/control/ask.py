@@ -7,11 +7,12 @@ listens, and in which file the token is. Who can read that file may command the 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from resihp_ext.control.channel import LinkClosed, open_channel
 from resihp_ext.control.counters import Counters
@@ -26,12 +27,31 @@ TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Invitation:
+    """What has to be started on a node that is to join the job."""
+
+    words: tuple[str, ...] = ()
+    """Of the command; none if no node can come."""
+    folder: str = ""
+    """In which it is to be started."""
+    needs_token: bool = False
+    """Whether the job's token has to be in its environment."""
+    obstacle: str = ""
+    """Why no node can come."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
     """Where a job's coordinator is, and the file that holds the job's token in hexadecimal."""
 
     address: str
     port: int
     token_file: str
+    node: str = ""
+    """That hosts the coordinator."""
+    host: str = ""
+    """Name of the machine, which people know better than its address."""
+    invitation: Invitation = Invitation()
 
 
 def write_address(directory: Path, found: Address) -> None:
@@ -40,10 +60,7 @@ def write_address(directory: Path, found: Address) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = json.dumps(
-        {"address": found.address, "port": found.port, "token_file": found.token_file}
-    )
-    _write_private(directory / FILE, text + "\n")
+    _write_private(directory / FILE, msgspec.json.encode(found).decode() + "\n")
 
 
 def write_token(path: Path, token: bytes) -> None:
@@ -74,17 +91,14 @@ def read_address(directory: Path) -> Address:
     """
     path = directory / FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Address(
-            address=str(found["address"]),
-            port=int(found["port"]),
-            token_file=str(found["token_file"]),
-        )
+        return msgspec.json.decode(path.read_bytes(), type=Address)
+    except PermissionError:
+        raise UserError(f"{path}: only the job's owner can read it") from None
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror}; is a job running with this directory?"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise UserError(f"{path}: not what a coordinator writes") from None
 
 
@@ -105,7 +119,8 @@ def ask(where: Address, verb: str, node: str = "", *, timeout_s: float = TIMEOUT
 
     Raises:
         UserError: the token cannot be read.
-        ResiHPError: the coordinator does not answer, or takes the token for a wrong one.
+        RefusedError: it is not the token of who listens there.
+        ResiHPError: the coordinator does not answer.
     """
     token = _read_token(Path(where.token_file))
     try:
@@ -133,6 +148,6 @@ def _read_token(path: Path) -> bytes:
     try:
         return bytes.fromhex(path.read_text(encoding="utf-8").strip())
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; only the job's owner can read it") from None
+        raise UserError(f"{path}: {error.strerror}; only the job's owner has the token") from None
     except ValueError:
         raise UserError(f"{path}: not a token in hexadecimal") from None

@@ -29,6 +29,7 @@ from resihp_ext.control.slots import CONNECTED, GONE, State
 
 def run(job: Job, plan: KnownPlan | None) -> list[Action]:
     """All members run a plan: time for those who wait."""
+    job.remember()
     job.phase, job.plan = Phase.RUNNING, plan
     job.plans = {plan.version: plan} if plan else {}
     job.recovery = job.proposal = job.trouble = None
@@ -230,6 +231,7 @@ def drain(job: Job, node: str) -> list[Action]:
         KeyError: there is no such node.
     """
     job.slots.nodes[node].drained = True
+    job.refused = ""
     actions = withdraw(job)
     for slot in job.slots.on(node):
         if slot.state in (State.PREPARING, State.READY):

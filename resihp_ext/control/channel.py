@@ -85,6 +85,10 @@ class LinkClosed(Exception):  # noqa: N818 - no error: every connection ends som
     """The connection is over; says why."""
 
 
+class RefusedError(ResiHPError):
+    """Who listens there does not take this client for one of the job, or is none itself."""
+
+
 class Channel:
     """An open connection; used in the thread of its event loop only."""
 
@@ -211,7 +215,8 @@ async def open_channel(
     """Connects to a Unix socket (a path) or over TCP (address and port).
 
     Raises:
-        ResiHPError: nobody is there, or nobody who knows the token.
+        RefusedError: nobody who knows the token is there.
+        ResiHPError: nobody is there.
     """
     try:
         if isinstance(where, str):
@@ -232,7 +237,7 @@ async def open_channel(
     except (frames.FrameError, TimeoutError, ConnectionClosed) as error:
         connection.transport.abort()
         why = _reason(error) if isinstance(error, ConnectionClosed) else str(error) or "no answer"
-        raise ResiHPError(f"control link to {_named(where)} was refused: {why}") from None
+        raise RefusedError(f"control link to {_named(where)} was refused: {why}") from None
 
 
 async def _introduce(

@@ -51,6 +51,7 @@ def gather(job: Job, reason: str, *, counts: bool = True) -> list[Action]:
         request=request,
         due_s=due_s,
         spares=len(usable) < len(job.members),
+        began_s=job.now_s if before is None else before.began_s,
     )
     view = say.View(epoch=job.epoch, members=job.members, losses=tuple(job.losses))
     return [*to_all(job.members, view), job.need(request, usable)]

@@ -15,6 +15,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,9 @@ from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
 from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.errors import EXIT_OK
+
+REMEMBERED = 20
+"""Recoveries that people are shown."""
 
 
 class Phase(StrEnum):
@@ -137,6 +141,20 @@ class Recovery:
     """Whether members know what to run."""
     spares: bool = False
     """Whether the plan that was asked for leaves out members, whose nodes are drained."""
+    began_s: float = 0.0
+    """When the first of its losses was noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A recovery that is over."""
+
+    time_s: float
+    """When its first loss was noticed, in seconds since the epoch."""
+    took_s: float
+    """Until all members ran the new plan."""
+    epoch: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +201,8 @@ class Job:
     cause: str = ""
     stop_due_s: float = 0.0
     recoveries: int = 0
+    recovered: deque[Recovered] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The last of them."""
     restarts: int = 0
     proposals: int = 0
     region: int = -1
@@ -214,6 +234,20 @@ class Job:
     def is_quarantined(self, node: str) -> bool:
         """Whether a node has lost too many workers lately."""
         return len(self.slots.nodes[node].deaths_s) >= self.rules.deaths
+
+    def remember(self) -> None:
+        """The recovery that was under way is over."""
+        if self.recovery is None:
+            return
+        began_s = self.recovery.began_s
+        self.recovered.append(
+            Recovered(
+                time_s=self.zero_s + began_s,
+                took_s=self.now_s - began_s,
+                epoch=self.epoch,
+                reason=self.recovery.reason,
+            )
+        )
 
     def need(self, request: str, usable: Iterable[int]) -> NeedPlan:
         """Asks for a plan that uses some ranks."""

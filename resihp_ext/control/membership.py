@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from resihp_ext.control import changes, gathering, losses
@@ -133,12 +134,15 @@ class Membership:
             "phase": job.phase.value,
             "epoch": job.epoch,
             "members": list(job.members),
+            "under_way": _under_way(job),
             "recoveries": job.recoveries,
+            "recovered": [asdict(one) for one in job.recovered],
             "nodes": {
                 node.name: {
                     "address": node.address,
                     "alive": node.alive,
                     "drained": node.drained,
+                    "kept": any(slot.rank in job.kept for slot in job.slots.on(node.name)),
                     "quarantined": job.is_quarantined(node.name),
                     "ranks": {
                         str(slot.rank): {"state": slot.state.value, "cause": slot.cause}
@@ -148,8 +152,16 @@ class Membership:
                 for node in job.slots.nodes.values()
             },
             "cause": job.cause,
+            "exit_code": job.exit_code,
             "refused": job.refused,
         }
+
+
+def _under_way(job: Job) -> str:
+    """Why members do something else than train."""
+    if job.recovery is not None:
+        return job.recovery.reason
+    return "" if job.proposal is None else job.proposal.reason
 
 
 def _hello(job: Job, message: say.Hello) -> list[Action]:

@@ -340,10 +340,12 @@ class CoordinatorServer:
 
     def _status(self) -> dict[str, Any]:
         beats = {name: node.beat for name, node in self._nodes.items() if node.beat}
+        now_s = time.monotonic()
         return {
             **self._membership.status(),
             "step": max((beat.step for beat in beats.values()), default=0),
             "alive": {name: list(beat.alive) for name, beat in beats.items()},
+            "heard_ago_s": {n: round(now_s - node.heard_s, 3) for n, node in self._nodes.items()},
             "dropped": self.counters.as_dict(),
         }
 

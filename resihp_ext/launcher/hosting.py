@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from resihp_ext.control.ask import FILE, Address, write_address, write_token
+from resihp_ext.control.ask import FILE, Address, Invitation, write_address, write_token
 from resihp_ext.control.frames import TOKEN_BYTES
 from resihp_ext.errors import UserError
 
@@ -124,8 +124,9 @@ def _value(words: Sequence[str], flag: str) -> str:
 class AddressFile:
     """``coordinator.json`` and the token beside it: how ``resihp status`` finds the job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node: str = "", invitation: Invitation | None = None) -> None:
         self._folder = folder
+        self._node, self._invitation = node, invitation or Invitation()
         self._token = folder / TOKEN_FILE
 
     def write(self, where: tuple[str, int], token: bytes) -> None:
@@ -138,7 +139,15 @@ class AddressFile:
         write_token(self._token, token)
         host, port = where
         file = str(self._token.absolute())
-        write_address(self._folder, Address(address=host, port=port, token_file=file))
+        found = Address(
+            address=host,
+            port=port,
+            token_file=file,
+            node=self._node,
+            host=socket.gethostname(),
+            invitation=self._invitation,
+        )
+        write_address(self._folder, found)
 
     def remove(self) -> None:
         """The job is over."""

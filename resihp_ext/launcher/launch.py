@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from resihp_ext.control.ask import Invitation
 from resihp_ext.control.server import Planner
 from resihp_ext.launcher.admission import Admission, JobEndedError
 from resihp_ext.launcher.agent import NodeAgent, Options
@@ -38,6 +39,7 @@ class Extras:
     limits: Limits
     planner: Planner
     script_args: Sequence[str]
+    invitation: Invitation
     adopts: bool
     """Whether this process becomes the parent of orphaned descendants."""
 
@@ -119,7 +121,7 @@ def _options(
         address=own_address(endpoint_host, config.local_addr),
     )
     control = JobControl(node=name.text, terms=terms, ring=watch.ring)
-    file = None if folder is None else AddressFile(folder)
+    file = None if folder is None else AddressFile(folder, name.text, extras.invitation)
     return Options(
         control=control,
         watch=watch,

@@ -25,6 +25,7 @@ from typing import Any
 
 from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 from resihp_ext.launcher.hosting import given_token
+from resihp_ext.launcher.invitation import invitation, program_words
 from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
@@ -59,27 +60,29 @@ def main(argv: Sequence[str] | None = None, *, planner: Any = None) -> int:
     culprit's, or 128 + signal. ``planner`` replaces the one that finds layouts.
     """
     try:
-        return _run(sys.argv[1:] if argv is None else argv, planner)
+        return _run(sys.argv[1:] if argv is None else argv, planner, program_words(argv))
     except UserError as error:
         return _say(str(error), EXIT_USAGE)
     except KeyboardInterrupt:  # before the agent has taken over the signals
         return _say("stopped by SIGINT", shell_exit_code(-signal.SIGINT))
 
 
-def _run(argv: Sequence[str], planner: Any) -> int:
+def _run(argv: Sequence[str], planner: Any, program: Sequence[str]) -> int:
     # Imported through importlib because torch leaves these functions untyped.
     torchrun: Any = importlib.import_module("torch.distributed.run")
     # torchrun sets the same value, but with a banner of six lines.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "LOGLEVEL" not in os.environ:
         logging.disable(logging.ERROR)
-    args = _parse(torchrun, argv)
+    parser = _parser(torchrun)
+    args = _parse(parser, argv)
     # torchrun's parser cannot tell a default from a 0 that was typed.
     restarts, args.max_restarts = args.max_restarts, args.max_restarts or 0
     limits = Limits.read(args.control_conf, restarts=RESTARTS if restarts is None else restarts)
     _require_script(args)
     take_slurm_defaults(args, os.environ)
     _choose_rendezvous(torchrun, args)
+    invited = invitation(parser, args, os.environ, program)
     with _log_dir(args) as log_hint:
         try:
             config, command, command_args = torchrun.config_from_args(args)
@@ -91,6 +94,7 @@ def _run(argv: Sequence[str], planner: Any) -> int:
             "limits": limits,
             "planner": planner or control_planner.PlannerProcess(),
             "script_args": args.training_script_args,
+            "invitation": invited,
         }
         return _launch(config, command, command_args, log_hint, extras)
 
@@ -136,13 +140,17 @@ def _failures(error: Any) -> list[WorkerFailure]:
     ]
 
 
-def _parse(torchrun: Any, argv: Sequence[str]) -> Any:
+def _parser(torchrun: Any) -> Any:
     parser = torchrun.get_args_parser()
     parser.prog = "resihp-run"
     if parser.get_default("max_restarts") == 0:  # not from PET_MAX_RESTARTS
         parser.set_defaults(max_restarts=None)
     parser.add_argument("--control-token-file", "--control_token_file", help=TOKEN_HELP)
     parser.add_argument("--control-conf", "--control_conf", help=LIMITS_HELP)
+    return parser
+
+
+def _parse(parser: Any, argv: Sequence[str]) -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -303,7 +303,7 @@ def test_people_are_told_what_is_wrong(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not HOST:PORT"):
             parse_address(text, "token")
     assert parse_address("[::1]:29", "token").address == "::1"
-    with pytest.raises(UserError, match="only the job's owner"):
+    with pytest.raises(UserError, match="only the job's owner has"):
         ask(parse_address("127.0.0.1:1", str(tmp_path / "none")), "status")
 
 

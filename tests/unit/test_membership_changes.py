@@ -312,7 +312,20 @@ def test_the_only_node_is_not_drained() -> None:
     job = running(1, 2)
     job.take(job.rules.drain("n0"))
     assert job.phase is Phase.RUNNING
-    assert "no other node would be left" in job.rules.status()["refused"]
+    status = job.rules.status()
+    assert "no other node would be left" in status["refused"]
+    assert status["nodes"]["n0"]["kept"]
+
+
+def test_what_was_refused_of_one_node_is_not_said_of_the_next() -> None:
+    job = running(3, 1)
+    job.take(job.rules.drain("n1"))
+    job.refuse()
+    assert job.rules.status()["refused"] == "rank 1 cannot be spared: too few devices"
+    job.take(job.rules.drain("n2"))
+    status = job.rules.status()
+    assert (status["refused"], status["under_way"]) == ("", "ranks 1, 2 drained")
+    assert not any(node["kept"] for node in status["nodes"].values())
 
 
 def test_a_drained_node_that_cannot_be_spared_does_not_keep_newcomers_out() -> None:

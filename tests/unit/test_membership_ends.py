@@ -190,3 +190,24 @@ def test_status_tells_of_every_rank() -> None:
     status = job.rules.status()
     assert (status["phase"], status["members"]) == ("recovering", [0, 1, 2])
     assert status["nodes"]["n1"]["ranks"]["3"] == {"state": "lost", "cause": "was killed"}
+
+
+def test_status_tells_of_recoveries() -> None:
+    job = running()
+    died_s = ZERO_S + job.now_s
+    job.die(3, "was killed")
+    job.wait(1.0)
+    job.die(1, "was killed")
+    assert job.rules.status()["under_way"] == "rank 3 was killed; rank 1 was killed"
+    job.wait(0.5)
+    job.recover()
+    status = job.rules.status()
+    assert (status["under_way"], status["recoveries"]) == ("", 1)
+    assert status["recovered"] == [
+        {
+            "time_s": died_s,
+            "took_s": 1.5,
+            "epoch": 2,
+            "reason": "rank 3 was killed; rank 1 was killed",
+        }
+    ]

@@ -12,6 +12,7 @@ from typing import Literal
 
 import click
 
+from megatron.resilience.cli.job import drain, join, status
 from megatron.resilience.cli.plan import plan
 from resihp_ext import __version__
 from resihp_ext.errors import EXIT_FAILURE, EXIT_USAGE, UserError
@@ -86,7 +87,8 @@ def profile_machine(
     run.profile(options, click.echo)
 
 
-resihp.add_command(plan)
+for verb in (plan, status, drain, join):
+    resihp.add_command(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
