@@ -32,6 +32,7 @@ class SmallWorker:
         self.ticks = 0
         self.exit_code: int | None = None
         self.epoch = 0
+        self.entered = not here.joins
         self.link = WorkerLink(
             here.socket,
             here.token,
@@ -78,9 +79,12 @@ class SmallWorker:
                     self.link.send(
                         say.Agreed(rank=self.rank, number=number, step=self.ticks, loop="{}")
                     )
-                if not self.here.joins:
+                if self.rank not in members:
+                    threading.Timer(ADOPT_S, self.leave).start()
+                elif self.entered:
                     self.adopt_soon()
             case say.Enter():
+                self.entered = True
                 self.adopt_soon()
             case say.Stop(exit_code=exit_code):
                 self.exit_code = exit_code
@@ -89,6 +93,10 @@ class SmallWorker:
         """A real worker gets there only once all have agreed."""
         adopted = say.Adopted(rank=self.rank, epoch=self.epoch, version=2)
         threading.Timer(ADOPT_S, self.link.send, [adopted]).start()
+
+    def leave(self) -> None:
+        """Its node is drained."""
+        self.exit_code = 0
 
     def run(self) -> int:
         self.note("start", self.here.incarnation, int(self.here.joins), os.nice(0))
