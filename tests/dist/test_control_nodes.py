@@ -123,7 +123,7 @@ def test_agent_fences_when_the_coordinator_does_not_answer(
     assert worker.said() == {"lost": True}
     late = Worker(tmp_path / "a.sock", TOKEN, 1)
     assert late.said() == {}
-    assert "ResiHPError" in late.end()
+    assert "RefusedError" in late.end()
 
 
 def test_answered_agent_keeps_its_lease(stack: ExitStack, tmp_path: Path) -> None:

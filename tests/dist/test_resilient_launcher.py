@@ -1,7 +1,6 @@
 """``resihp-run`` with workers that survive: deaths, replacements, nodes that go and come."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -97,18 +96,6 @@ class Job:
         pids = self.armed(ranks)
         self.wait(lambda: '"phase": "running"' in self.status())
         return pids
-
-    def resihp(self, verb: str, *words: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a command that is typed while the job runs."""
-        command = [
-            str(Path(sys.executable).with_name("resihp")),
-            verb,
-            str(self.folder / "control"),
-        ]
-        done = subprocess.run(
-            [*command, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-        return done.returncode, done.stdout, done.stderr
 
     def finish(self) -> list[tuple[int, str, str]]:
         """Lets all end; exit code, stdout and stderr of every launcher."""
@@ -326,59 +313,3 @@ def test_one_node_more_than_fit_joins_later(job: Job) -> None:
     job.wait(lambda: job.events(4, "Enter") and job.events(5, "Enter"))
     assert [code for code, _, _ in job.finish()] == [0, 0, 0]
     assert [{event.pid for event in job.events(k)} for k in range(4)] == [{pid} for pid in pids]
-
-
-def test_people_take_nodes_out_and_in(job: Job) -> None:
-    flags = nodes(2, free_port())
-    for _ in range(2):
-        job.start(*flags)
-    pids = job.running(4)
-    code, out, _ = job.resihp("status", "--json")
-    found = json.loads(out)
-    assert (code, found["phase"], found["members"]) == (0, "running", [0, 1, 2, 3])
-    host = found["coordinator"]["node"]
-    (guest,) = found["nodes"].keys() - {host}
-    assert all(ago_s < 5.0 for ago_s in found["heard_ago_s"].values())
-
-    code, out, err = job.resihp("drain", guest, "--wait", "30")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == f"ranks 2-3 are away: node {guest} may be stopped"
-    assert [len(job.events(k, "leaves")) for k in range(4)] == [0, 0, 1, 1]
-    code, out, _ = job.resihp("status")
-    assert code == 0
-    assert out.startswith("running: step ")
-    rows = {line.split()[0]: line.split()[2] for line in out.splitlines() if "127.0.0.1  " in line}
-    assert rows == {host: "takes", guest: "drained"}
-
-    code, _, err = job.resihp("drain", host)
-    assert (code, "no other node would be left" in err) == (4, True)
-    assert job.resihp("join", host)[0] == 0
-    code, out, err = job.resihp("join", guest, "--wait", "30")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == f"ranks 2-3 take part: node {guest} is in the job"
-    assert all(job.events(k)[-1].pid not in pids for k in (2, 3))
-
-
-def test_people_are_told_what_a_new_node_runs(job: Job) -> None:
-    flags = nodes(2, free_port())
-    for _ in range(2):
-        job.start(*flags)
-    job.running(4)
-    code, line, notes = job.resihp("join")
-    assert (code, line.count("\n"), "localhost: nobody but" in notes) == (0, 1, True)
-    code, again, err = job.resihp("join", "nobody")
-    assert (code, again, err.count("no node 'nobody' in this job")) == (2, line, 1)
-    job.launch(["bash", "-c", line], {})
-    job.wait(lambda: job.events(4, "Enter") and job.events(5, "Enter"))
-    assert len(json.loads(job.resihp("status", "--json")[1])["nodes"]) == 3
-
-    stranger = job.folder / "control"
-    token = (stranger / "coordinator.token").read_text()
-    (stranger / "coordinator.token").write_text("00" * 32)
-    code, _, err = job.resihp("status")
-    assert (code, "not the token of the job that listens at" in err) == (2, True)
-    (stranger / "coordinator.token").write_text(token)
-    (stranger / "events.jsonl").touch()
-    assert [code for code, _, _ in job.finish()] == [0, 0, 0]
-    code, _, err = job.resihp("status")
-    assert (code, "the job is over" in err) == (3, True)
