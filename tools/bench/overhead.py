@@ -1,12 +1,24 @@
-"""What does the executor cost when nothing fails? Its iterations against Megatron's own, in pairs.
+"""What does resilience cost when nothing fails? Steps of a whole job against Megatron's, in pairs.
 
-    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 7] [--seed N]
+    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 5] [--steps 30] [--seed N]
 
-Both run the same uniform layout, model, data and flags; once with Megatron's schedule and
-optimizer and once under a plan. Runs alternate, and which of a pair comes first alternates too; a
-run's figure is the median time of its iterations after the first few. With ``--json`` the last line
-is one JSON object: ``median_ratio`` (plan over Megatron), ``ratios`` of all pairs, ``iteration_s``
-of both. Exit code 0 when the median ratio is at most 1.01, else 1.
+Both jobs train the same model in the same uniform layout on the same data: one under torchrun with
+Megatron's own schedule and optimizer, one under ``resihp-run`` with ``--resilience``, heartbeats,
+and copies of the state in host memory every ten steps. Jobs alternate, and which of a pair comes
+first alternates too. Steps are counted once what happens only at the start is over: first steps,
+and what the launcher prepares at low priority (a warm process, plans for what may fail). A job's
+figure is the mean time of a step over periods of ten, each place in the period by its median. Keys
+with ``--json``:
+
+* ``median_ratio``: resilient over plain, the median of the pairs; ``ratios``: all of them;
+  ``spread``: the largest less the smallest;
+* ``copies_share``: the part of a resilient step's time that copies take: what the two steps around
+  a copy take more than the others; ``copies_shares``: of all runs;
+* ``iteration_s``: of both, the median of the runs; ``start_s``: from the start of the launcher
+  until steps were counted;
+* ``layout``, ``steps``: counted in each run.
+
+Exit code 0 when the median ratio is at most 1.01, else 1.
 """
 
 from __future__ import annotations
@@ -16,57 +28,189 @@ import json
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from megatron.resilience.testing.chaos.processes import (
+    Command,
+    Processes,
+    busy_s,
+    children_of,
+    variable,
+)
+from megatron.resilience.testing.chaos.run import free_port
+from megatron.resilience.testing.chaos.steps import Steps
 from megatron.resilience.testing.corpus import write_corpus
-from megatron.resilience.testing.trial import run_trial
+from resihp_ext.launcher.warm import WARM
 
+ROOT = Path(__file__).resolve().parents[2]
 BOUND = 1.01
-WARM_UP, ITERATIONS = 3, 12
+PERIOD = 10
+"""Steps from one copy to the next."""
+WARM_UP = 5
+QUIET_S, QUIET_RATIO = 1.5, 0.02
+"""How long helpers of the launcher have to be idle, and what counts as idle: of a core."""
+LIMIT_S = 300.0
 LAYOUT = {"tp": 1, "pp": 2, "dp": 2}
+RANKS = LAYOUT["tp"] * LAYOUT["pp"] * LAYOUT["dp"]
 SIZES = ("--num-layers", "8", "--hidden-size", "256", "--ffn-hidden-size", "768")
+COPIES = ("--resilience", "--resilience-memory-copy-steps", str(PERIOD))
 
 
-def flags(data: Path, seed: int, extra: list[str]) -> list[str]:
+def flags(data: Path, seed: int, extra: Sequence[str]) -> list[str]:
     """The command line that both share."""
-    words = ["--preset", "tiny", *SIZES, "--data-path", str(data), "--split", "100,0,0"]
-    words += ["--train-iters", str(WARM_UP + ITERATIONS + 1), "--eval-iters", "0"]
+    words = ["--preset", "tiny", "--device", "cpu", *SIZES, "--data-path", str(data)]
+    words += ["--split", "100,0,0", "--train-iters", "2000", "--eval-iters", "0"]
     words += ["--seq-length", "256", "--global-batch-size", "16", "--seed", str(seed)]
     words += ["--tensor-model-parallel-size", str(LAYOUT["tp"])]
     words += ["--pipeline-model-parallel-size", str(LAYOUT["pp"])]
     return [*words, *extra]
 
 
-def iteration_s(words: list[str]) -> float:
-    """Median seconds of an iteration, from one iteration's event to the next."""
-    trial = run_trial(words, world_size=LAYOUT["tp"] * LAYOUT["pp"] * LAYOUT["dp"])
-    times = [event["time_s"] for event in trial.events if event["event"] == "iteration"]
-    return statistics.median(b - a for a, b in pairwise(times[WARM_UP:]))
+class Run:
+    """One job, measured from outside."""
+
+    def __init__(self, resilient: bool, words: Sequence[str], folder: Path, steps: int) -> None:
+        """Prepares it.
+
+        Args:
+            steps: To be counted.
+        """
+        self._resilient, self._steps = resilient, steps
+        self.times: list[float] = []
+        """When the counted steps were done, and the one before them."""
+        self.first = 0
+        """Number of the step before the first that counts."""
+        self.start_s = 0.0
+        launcher = (
+            ["-m", "resihp_ext.launcher.run"] if resilient else [*_TORCHRUN, str(free_port())]
+        )
+        self._command = Command(
+            words=[sys.executable, *launcher, "--nproc-per-node", str(RANKS), "pretrain_gpt.py"]
+            + [*words, "--resilience-dir", str(folder)]
+            + (list(COPIES) if resilient else []),
+            log=folder / "log",
+        )
+        self._done = Steps(folder / "events.jsonl")
+
+    def measure(self) -> None:
+        """Runs the job, and ends it.
+
+        Raises:
+            SystemExit: it has ended before, or takes too long.
+        """
+        begun_s = time.time()
+        with Processes([self._command], tree=ROOT) as job:
+            story = self._story(job, begun_s)
+            job.wait(LIMIT_S, until=lambda: next(story, True))
+        if len(self.times) <= self._steps:
+            raise SystemExit(f"not enough steps; the end of its log:\n{self._end_of_log()}")
+
+    def _story(self, job: Processes, begun_s: float) -> Iterator[bool]:
+        """Says again and again that more is wanted."""
+        while len(self._done.times()) < WARM_UP:
+            yield False
+        quiet = _Quiet(job.launcher_pid)
+        while not quiet.is_reached():
+            yield False
+        self.first = len(self._done.times()) + 1
+        self.start_s = time.time() - begun_s
+        while len(self._done.times()) < self.first + self._steps:
+            yield False
+        self.times = self._done.times()[self.first - 1 : self.first + self._steps]
+
+    def _end_of_log(self) -> str:
+        return self._command.log.read_text(errors="replace")[-2000:]
+
+    def places(self) -> list[float]:
+        """Median seconds of a step, by its place in the period: place 1 is the first step after the
+        one whose end begins a copy."""
+        found: list[list[float]] = [[] for _ in range(PERIOD)]
+        for number, (before_s, after_s) in enumerate(pairwise(self.times), self.first + 1):
+            found[number % PERIOD].append(after_s - before_s)
+        return [statistics.median(one) for one in found]
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of a step, copies counted with the frequency that they have."""
+        return statistics.fmean(self.places())
+
+    @property
+    def copies_share(self) -> float:
+        """Copies begin before the first step of a period and are ended before the second."""
+        places = self.places()
+        others_s = statistics.median(places[3:] + places[:1])
+        return (places[1] + places[2] - 2 * others_s) / (PERIOD * self.iteration_s)
 
 
-def measure(data: Path, folder: Path, pairs: int, seed: int, extra: list[str]) -> dict[str, Any]:
+_TORCHRUN = ("-m", "torch.distributed.run", "--master-port")
+
+
+class _Quiet:
+    """Whether the launcher's helpers have done what they do at a start."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        self._since_s, self._busy_s = time.monotonic(), self._helpers_s()
+
+    def is_reached(self) -> bool:
+        now_s, busy = time.monotonic(), self._helpers_s()
+        if now_s - self._since_s < QUIET_S:
+            return False
+        idle = busy - self._busy_s <= QUIET_RATIO * (now_s - self._since_s)
+        self._since_s, self._busy_s = now_s, busy
+        return idle
+
+    def _helpers_s(self) -> float:
+        helpers = (pid for pid in children_of(self._launcher) if not _is_rank(pid))
+        return sum(map(busy_s, helpers))
+
+
+def _is_rank(pid: int) -> bool:
+    return variable(pid, "RANK") is not None and variable(pid, WARM) is None
+
+
+def measure(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, Any]:
     """Runs the pairs."""
-    timetable = folder / "uniform.yaml"
-    timetable.write_text(json.dumps([{"step": 0, "uniform": LAYOUT}]))
-    ways = {"upstream": [], "plan": ["--resilience-plan-schedule", str(timetable)]}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for pair in range(pairs):
-        for name in sorted(ways, reverse=pair % 2 == 0):
-            seconds[name].append(iteration_s([*flags(data, seed, extra), *ways[name]]))
-        ratio = seconds["plan"][-1] / seconds["upstream"][-1]
+    words = flags(data, options.seed, options.extra)
+    runs: dict[str, list[Run]] = {"plain": [], "resilient": []}
+    for pair in range(options.pairs):
+        for name in sorted(runs, reverse=pair % 2 == 0):
+            own = folder / f"{name}-{pair}"
+            own.mkdir()
+            run = Run(name == "resilient", words, own, options.steps)
+            run.measure()
+            runs[name].append(run)
+        plain, ours = (runs[name][-1] for name in runs)
         print(
-            f"pair {pair}: upstream {seconds['upstream'][-1]:.3f} s, plan "
-            f"{seconds['plan'][-1]:.3f} s, ratio {ratio:.4f}",
+            f"pair {pair}: plain {plain.iteration_s:.4f} s, resilient {ours.iteration_s:.4f} s, "
+            f"ratio {ours.iteration_s / plain.iteration_s:.4f}, copies {ours.copies_share:.4f}, "
+            f"counted after {plain.start_s:.0f} and {ours.start_s:.0f} s",
             flush=True,
         )
-    ratios = [a / b for a, b in zip(seconds["plan"], seconds["upstream"], strict=True)]
+    return summary(runs, options.steps)
+
+
+def summary(runs: dict[str, list[Run]], steps: int) -> dict[str, Any]:
+    """The keys of the benchmark."""
+    pairs = zip(runs["plain"], runs["resilient"], strict=True)
+    ratios = [ours.iteration_s / plain.iteration_s for plain, ours in pairs]
+    shares = [run.copies_share for run in runs["resilient"]]
     return {
         "median_ratio": statistics.median(ratios),
         "ratios": ratios,
-        "iteration_s": {name: statistics.median(values) for name, values in seconds.items()},
+        "spread": max(ratios) - min(ratios),
+        "copies_share": statistics.median(shares),
+        "copies_shares": shares,
+        **{
+            key: {name: statistics.median(getattr(run, key) for run in runs[name]) for name in runs}
+            for key in ("iteration_s", "start_s")
+        },
         "layout": LAYOUT,
+        "steps": steps,
         "measured_on": "real CPU, gloo",
     }
 
@@ -75,17 +219,20 @@ def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30, help="counted in each run")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("extra", nargs="*", help="further Megatron flags, after --")
     options = parser.parse_args()
+    if options.steps < 2 * PERIOD or options.steps % PERIOD:
+        parser.error(f"--steps {options.steps}: give a multiple of {PERIOD}, 20 or more")
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
         data = write_corpus(folder / "data", seed=options.seed)
-        result = measure(data, folder, options.pairs, options.seed, options.extra)
+        result = measure(options, data, folder)
     print(
-        f"median ratio {result['median_ratio']:.4f} "
-        f"(from {min(result['ratios']):.4f} to {max(result['ratios']):.4f})"
+        f"median ratio {result['median_ratio']:.4f} (from {min(result['ratios']):.4f} to "
+        f"{max(result['ratios']):.4f}), of it copies {result['copies_share']:.4f}"
     )
     if options.json:
         print(json.dumps(result))

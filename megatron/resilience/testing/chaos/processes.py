@@ -118,6 +118,11 @@ class Processes:
         """Every process of the job: all inherit its mark."""
         return [pid for pid in _all_pids() if self.mark.encode() in _environment(pid)]
 
+    @property
+    def launcher_pid(self) -> int:
+        """Of the first launcher."""
+        return self._running[0].pid
+
     def end(self) -> None:
         """Ends whatever still runs of this job."""
         until_s = time.monotonic() + _SETTLE_S
@@ -138,6 +143,24 @@ def variable(pid: int, name: str) -> str | None:
     start = f"{name}=".encode()
     found = next((one for one in _environment(pid) if one.startswith(start)), None)
     return None if found is None else found[len(start) :].decode()
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started, or adopted, and that have not ended."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(one) for one in path.read_text().split()]
+    return sorted(found)
+
+
+def busy_s(pid: int) -> float:
+    """Processor time of a process so far; 0 when there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _all_pids() -> list[int]:
