@@ -100,6 +100,19 @@ def test_a_change_without_a_loss_ends_with_itself(tmp_path: Path) -> None:
     assert kept(tmp_path) == whole
 
 
+def test_a_later_failure_adds_nothing_to_an_earlier_receipt(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, None, 1)
+    journal.lost(view(1, 2), heard_s=0.0, phases=Phases())
+    journal.changed(plan(), receipt())
+    journal.repeated(0.5, ends=False)
+    whole = kept(tmp_path)
+    journal.lost(view(0, 1), heard_s=0.0, phases=Phases())
+    journal.changed(plan(2), receipt())
+    journal.repeated(0.5, ends=True)
+    assert not journal.writes, "rank 0 is back, and writes"
+    assert kept(tmp_path) == whole
+
+
 def test_losses_belong_to_one_receipt_and_numbers_go_on(tmp_path: Path) -> None:
     journal = Journal(tmp_path, None, 1)
     journal.lost(view(1, 2), heard_s=0.0, phases=Phases())

@@ -55,6 +55,7 @@ class Journal:
     def changed(self, plan: Plan, receipt: dict[str, Any]) -> None:
         """A change of layout is done."""
         losses, self._losses = self._losses, ()
+        self._open = None  # what is repeated from here on is of this change, whoever writes it
         if self._ran is not None:
             # Attempts in between that were broken off are no layouts that the job had.
             receipt["from_version"], receipt["from_plan"] = self._ran
