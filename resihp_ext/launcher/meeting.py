@@ -28,6 +28,8 @@ from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from resihp_ext.launcher.first_node import HostFirst, HostSign
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "resihp"
@@ -99,9 +101,9 @@ class Notes:
 class _Backend(c10d.C10dRendezvousBackend):
     """torch's state of the rendezvous; it ends the wait of a node that is late."""
 
-    def __init__(self, store: Store, run_id: str, notes: Notes) -> None:
+    def __init__(self, store: Store, run_id: str, notes: Notes, sign: HostSign) -> None:
         super().__init__(store, run_id)
-        self._notes = notes
+        self._notes, self._sign = notes, sign
         self.admitted = False
         """Whether this node has been in a round: then it may meet the others again."""
 
@@ -109,6 +111,12 @@ class _Backend(c10d.C10dRendezvousBackend):
         if not self.admitted and (address := self._notes.running()) is not None:
             raise JobRunsError(address)
         return super().get_state()
+
+    def set_state(self, state: bytes, token: Any = None) -> Any:
+        done = super().set_state(state, token)
+        if done is not None and done[2]:
+            self._sign.joined()  # the first thing that a node writes is that it takes part
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +190,10 @@ class Meeting:
             _, store = c10d.create_backend(params)
             self.store = _own_part(store, params.run_id)
             self.notes = Notes(self.store)
-            self._backend = _Backend(store, params.run_id, self.notes)
-            self.handler = create_handler(store, self._backend, params)
+            sign = HostSign(self.store, is_host=bool(params.get_as_bool("is_host")))
+            self._backend = _Backend(store, params.run_id, self.notes, sign)
+            inner = create_handler(store, self._backend, params)
+            self.handler = HostFirst(inner, sign, params.local_addr)
         else:
             self.handler = registry.get_rendezvous_handler(params)
 

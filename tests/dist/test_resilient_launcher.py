@@ -313,3 +313,15 @@ def test_one_node_more_than_fit_joins_later(job: Job) -> None:
     job.wait(lambda: job.events(4, "Enter") and job.events(5, "Enter"))
     assert [code for code, _, _ in job.finish()] == [0, 0, 0]
     assert [{event.pid for event in job.events(k)} for k in range(4)] == [{pid} for pid in pids]
+
+
+def test_the_host_of_the_rendezvous_becomes_the_first_node(job: Job) -> None:
+    """Neither the order of addresses decides, nor who comes first: two others fill a round."""
+    flags = nodes(2, free_port())
+    for k, is_host in ((1, 0), (2, 0), (3, 1)):
+        address = ("--local-addr", f"127.0.0.{k}", "--rdzv-conf", f"is_host={is_host}")
+        job.start(*flags, *address)
+    pids = job.armed(6)
+    assert [parent(pid) == job.launchers[2].pid for pid in pids] == [True] * 2 + [False] * 4
+    assert read_address(job.folder / "control").address == "127.0.0.3"
+    assert [code for code, _, _ in job.finish()] == [0, 0, 0]
