@@ -66,8 +66,7 @@ class RunningJob:
             UserError: it is no job's directory, or somebody else's.
             JobOverError: no job runs with it any more.
         """
-        if not directory.is_dir():
-            raise UserError(f"{directory}: no such directory; give the job's --resilience-dir")
+        _look_at(directory)
         if not _exists(directory / FILE):
             raise _not_there(directory)
         where = read_address(directory)
@@ -120,6 +119,15 @@ class RunningJob:
         if host != socket.gethostname() and is_loopback(self.where.address):
             return f"only {host} itself reaches that address: ask there"
         return f"the job has ended without a word, or {host} is lost or out of reach from here"
+
+
+def _look_at(directory: Path) -> None:
+    try:
+        found = directory.is_dir()
+    except PermissionError:
+        raise UserError(f"{directory}: only the job's owner can look into it") from None
+    if not found:
+        raise UserError(f"{directory}: no such directory; give the job's --resilience-dir")
 
 
 def _not_there(directory: Path) -> ResiHPError:

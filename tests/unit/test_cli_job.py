@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,30 @@ def test_a_coordinator_that_is_gone(
     assert "only node-a itself reaches that address: ask there" in line
     _, line = refused(capsys, left_over(tmp_path, host=socket.gethostname()), *verb)
     assert f"ended without a word, or {socket.gethostname()} is lost or out of reach" in line
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Root may read everything: it becomes nobody for a while."""
+    mine = os.geteuid()
+    os.seteuid(65534 if mine == 0 else mine)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+def test_a_directory_of_somebody_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "job").mkdir(parents=True)
+    left_over(theirs / "job")
+    theirs.chmod(0)
+    try:
+        with somebody_else():
+            exit_code, line = refused(capsys, theirs / "job", "status")
+    finally:
+        theirs.chmod(0o700)
+    assert (exit_code, "only the job's owner can look into it" in line) == (2, True)
 
 
 def test_the_folder_above_is_taken_for_a_mistake(
