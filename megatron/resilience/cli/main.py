@@ -14,6 +14,7 @@ import click
 
 from megatron.resilience.cli.job import drain, join, status
 from megatron.resilience.cli.plan import plan
+from megatron.resilience.cli.receipts import receipts
 from resihp_ext import __version__
 from resihp_ext.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 
@@ -87,7 +88,7 @@ def profile_machine(
     run.profile(options, click.echo)
 
 
-for verb in (plan, status, drain, join):
+for verb in (plan, status, drain, join, receipts):
     resihp.add_command(verb)
 
 
