@@ -21,7 +21,7 @@ help:  ## print this list
 $(STAMP): requirements.lock pyproject.toml setup.py scripts/bootstrap.sh
 	@bash scripts/bootstrap.sh $@
 
-demo: $(STAMP)  ## preprocess a corpus and train eight ranks on it
+demo: $(STAMP)  ## train eight ranks, kill three, compare every loss
 	@bash scripts/demo.sh
 
 test: $(STAMP)  ## unit and dist tests
