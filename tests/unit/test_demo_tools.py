@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from problems import GB, layout
 
 from megatron.resilience.faults.register import register
+from resihp_ext.control.actions import NeedPlan
+from resihp_ext.control.planning import Brief, plan_for
+from resihp_ext.cost.memory import MemoryPolicy
+from resihp_ext.cost.model_shape import MODELS
 from resihp_ext.events import Event, EventLog
 from resihp_ext.faults.read import faults_from_yaml
+from resihp_ext.plan.plan import Plan
 
 pytestmark = pytest.mark.unit
 
@@ -123,8 +129,21 @@ def test_other_steps_are_not_compared(tmp_path: Path) -> None:
     assert "9 steps, 10 in the reference" in out
 
 
-def test_the_faults_of_the_demo_are_faults() -> None:
+def test_the_second_blow_of_the_demo_is_a_whole_stage_of_the_layout_after_the_first() -> None:
     script = (ROOT / "scripts" / "demo.sh").read_text()
     text = script.split("<<'YAML'\n")[1].split("YAML")[0]
-    faults = faults_from_yaml(text, "demo")
-    assert [fault.rank for fault in faults] == [3, 2, 6]
+    first, *others = faults_from_yaml(text, "demo")
+    assert {fault.at_step for fault in others} == {others[0].at_step}
+    assert others[0].at_step > first.at_step
+    nominal = layout(2, 2, 2, layers=4, micro_batches=4)
+    policy = MemoryPolicy(param_bytes=4, master_bytes=0, fused=False, sequence_parallel=True)
+    brief = Brief(
+        shape=MODELS["tiny"], policy=policy, memory_bytes=8 * GB, nominal=nominal, hardware="cpu"
+    )
+    devices = tuple((one.rank, one.node, one.rank != first.rank) for one in nominal.devices)
+    need = NeedPlan(
+        request="", devices=devices, problem=brief.to_json(), version=1, plan=nominal.to_json()
+    )
+    plan = Plan.from_json(plan_for(need).plan)
+    stages = [set(stage.ranks) for replica in plan.replicas for stage in replica.stages]
+    assert {fault.rank for fault in others} in stages
