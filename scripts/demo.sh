@@ -40,7 +40,7 @@ say "1/4 Python's standard library becomes a dataset"
 "$python" tools/preprocess_data.py --stdlib --format python --limit-mb 8 \
     --output-prefix "$work/stdlib" --overwrite >"$work/data.log" 2>&1 ||
     { tail -n 5 "$work/data.log"; fail "see $work/data.log"; }
-sed -n '1s/^/  /p' "$work/data.log"
+sed -n 's/^wrote/  wrote/p' "$work/data.log"
 
 say "2/4 $steps steps in peace, on two ranks with Megatron's own schedule; log: $work/reference.log"
 train reference --nproc-per-node 2 -- --resilience-observe-only
