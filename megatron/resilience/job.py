@@ -146,7 +146,7 @@ class Job:
         if isinstance(error, ResiHPError):
             error.speaks = self._first_to_say(str(error))
             if self.survivor is not None and isinstance(error, StoppedError):
-                self.survivor.leave(error.exit_code)
+                self.survivor.leave(error.exit_code, str(error))
 
     def _first_to_say(self, text: str) -> bool:
         """Whether no other rank has met this very error yet; all speak when the store is gone."""
@@ -242,6 +242,12 @@ class Job:
                 faults=self.settings.faults.read(self.rank.world_size),
                 describe=lambda: brief(self.args, layout, self.device),
                 also=driver if len(timetable) > 1 else None,
+                level=self.settings.checkpoint.verify_checkpoint,
+                initialise=functools.partial(
+                    initial_weights.initialise,
+                    seed=self.args.seed,
+                    config=self.model_config.transformer,
+                ),
             ),
         )
 

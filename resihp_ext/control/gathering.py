@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, ToNode
-from resihp_ext.control.ending import end, finish, stop
+from resihp_ext.control.ending import end, finish, save_and_stop, stop
 from resihp_ext.control.job_state import (
     Job,
     KnownPlan,
@@ -22,6 +24,7 @@ from resihp_ext.control.job_state import (
     ranks_text,
     to_all,
 )
+from resihp_ext.control.last import holding_plan
 from resihp_ext.control.messages import Loss
 from resihp_ext.control.slots import State
 from resihp_ext.errors import EXIT_GIVE_UP, EXIT_REQUEUE
@@ -78,7 +81,9 @@ def planned(job: Job, plan: KnownPlan | None, why: str) -> list[Action]:
         recovery.spares = False
         recovery.request = f"epoch {job.epoch} with drained nodes"
         return [job.need(recovery.request, job.members)]
-    return stop(job, EXIT_REQUEUE, f"no layout fits what is left ({recovery.reason}): {why}")
+    recovery.end = EXIT_REQUEUE, f"no layout fits what is left ({recovery.reason}): {why}"
+    recovery.plan = holding_plan(job)
+    return stop(job, *recovery.end) if recovery.plan is None else _go(job)
 
 
 def _go(job: Job) -> list[Action]:
@@ -97,13 +102,19 @@ def _go(job: Job) -> list[Action]:
     if set(entering) - here.keys() or recovery.plan is None:
         return []
     common.intersection_update(*(one.versions for one in here.values()))
-    if not common:
-        return stop(job, EXIT_REQUEUE, f"{recovery.reason}; nothing of the state is whole")
     first = max(here.values(), key=lambda one: (one.region, -one.rank))
     if _gives_up(job, recovery, first.region):
         cause = f"{job.same} failures in a row without a finished step, at last: "
-        return stop(job, EXIT_GIVE_UP, cause + recovery.reason)
+        recovery.end = EXIT_GIVE_UP, cause + recovery.reason
     return _tell(job, recovery, first, _source(job, common))
+
+
+def loading(job: Job, message: say.Loading) -> list[Action]:
+    """A member reads a checkpoint."""
+    recovery = job.recovery
+    if recovery is not None and recovery.told and message.epoch == job.epoch:
+        recovery.due_s = job.now_s + job.rules.files_s
+    return []
 
 
 def _expel(job: Job, ranks: Collection[int]) -> list[Action]:
@@ -119,7 +130,7 @@ def _expel(job: Job, ranks: Collection[int]) -> list[Action]:
     return [*killed, *gather(job, f"{ranks_text(list(ranks))} {cause}", counts=False)]
 
 
-def _source(job: Job, common: Collection[int]) -> int:
+def _source(job: Job, common: Collection[int]) -> int | None:
     """Of the states that all hold their shares of, the one that lacks the fewest ranks."""
     here = set(job.members)
 
@@ -127,7 +138,7 @@ def _source(job: Job, common: Collection[int]) -> int:
         known = job.plans.get(version)
         return 0 if known is None else len(known.ranks - here)
 
-    return min(common, key=lambda version: (lacking(version), -version))
+    return min(common, key=lambda version: (lacking(version), -version), default=None)
 
 
 def _gives_up(job: Job, recovery: Recovery, region: int) -> bool:
@@ -139,7 +150,7 @@ def _gives_up(job: Job, recovery: Recovery, region: int) -> bool:
     return job.same > job.rules.same_failures
 
 
-def _tell(job: Job, recovery: Recovery, first: say.Arrived, source: int) -> list[Action]:
+def _tell(job: Job, recovery: Recovery, first: say.Arrived, source: int | None) -> list[Action]:
     plan = recovery.plan
     assert plan is not None
     recovery.told, recovery.due_s = True, job.now_s + job.rules.adopt_s
@@ -150,7 +161,12 @@ def _tell(job: Job, recovery: Recovery, first: say.Arrived, source: int) -> list
         plan=plan.text,
         region=first.region,
         result=first.result,
-        version=source,
+        version=source or 0,
+        whole=source is not None,
         reason=line(recovery.reason),
     )
+    if recovery.end is not None:
+        exit_code, cause = recovery.end
+        go = msgspec.structs.replace(go, exit_code=exit_code, last=line(cause))
+        save_and_stop(job, exit_code, cause)
     return to_all(job.members, go)

@@ -63,6 +63,8 @@ class Rules:
     """For members to run a new plan; after that all are gathered anew, which shows who hangs."""
     stop_s: float = 60.0
     """For members to leave when they are told to."""
+    files_s: float = 600.0
+    """For members to load a checkpoint, or to save the last one."""
     batch_s: float = 5.0
     """How long a newcomer that is ready waits for others: each change takes time of all members."""
     retry_s: float = 60.0
@@ -139,6 +141,8 @@ class Recovery:
     arrived: dict[int, say.Arrived] = field(default_factory=dict)
     told: bool = False
     """Whether members know what to run."""
+    end: tuple[int, str] | None = None
+    """Exit code and cause, if the job is to end once the state is saved."""
     spares: bool = False
     """Whether the plan that was asked for leaves out members, whose nodes are drained."""
     began_s: float = 0.0
@@ -200,6 +204,10 @@ class Job:
     exit_code: int = EXIT_OK
     cause: str = ""
     stop_due_s: float = 0.0
+    saving: bool = False
+    """Whether members save the state before they stop."""
+    checkpoint: str = ""
+    """Where the job can go on from, as a member has said when it left."""
     recoveries: int = 0
     recovered: deque[Recovered] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last of them."""

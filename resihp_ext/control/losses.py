@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, ToNode
 from resihp_ext.control.changes import newcomers_gone, propose
-from resihp_ext.control.ending import end, end_if_empty, finish, stop
-from resihp_ext.control.gathering import gather
+from resihp_ext.control.ending import end, end_if_empty, finish, one_less, stop
+from resihp_ext.control.gathering import gather, planned
 from resihp_ext.control.job_state import Job, Phase, Trouble, line, named
 from resihp_ext.control.messages import Loss
 from resihp_ext.control.slots import CONNECTED, GONE, NEWCOMERS, State
@@ -51,6 +51,7 @@ def left(job: Job, message: say.Leaving) -> list[Action]:
             return gather(job, f"rank {message.rank} has left: its node is drained", counts=False)
         return end_if_empty(job)
     slot.state = State.LEFT
+    job.checkpoint = job.checkpoint or message.checkpoint
     return _ends(job, message)
 
 
@@ -58,9 +59,10 @@ def _ends(job: Job, message: say.Leaving) -> list[Action]:
     """The end of the job, for one of its workers."""
     job.exit_code = job.exit_code or message.exit_code
     if job.phase in (Phase.STOPPING, Phase.ENDED):
-        return end_if_empty(job)
+        return one_less(job)
     if message.exit_code:
-        return stop(job, message.exit_code, f"rank {message.rank} has ended the job")
+        cause = message.cause or f"rank {message.rank} has ended the job"
+        return stop(job, message.exit_code, cause)
     if job.phase is Phase.STARTING:
         return end_if_empty(job)
     # It has met all others at the end: whatever happens from here on, their work is done.
@@ -87,7 +89,7 @@ def lost(job: Job, gone: Gone, *, counts: bool = True) -> list[Action]:
             job.slots.nodes[slot.node].deaths_s.append(job.now_s)
         slot.state, slot.cause, slot.killed_s = State.LOST, cause, 0.0
     if job.phase in (Phase.STOPPING, Phase.ENDED):
-        return end_if_empty(job)
+        return one_less(job)
     if started:
         return restart(job, named(started[:1]))
     if not connected:
@@ -185,7 +187,7 @@ def _hurry(job: Job) -> list[Action]:
     if not late:
         if job.now_s < recovery.due_s + rules.arrive_s:
             return []
-        return stop(job, EXIT_REQUEUE, f"{recovery.reason}; there was no answer of the planner")
+        return planned(job, None, "there was no answer of the planner")
     slots = [job.slots.of[rank] for rank in late if not job.slots.of[rank].killed_s]
     for slot in slots:
         slot.killed_s = job.now_s

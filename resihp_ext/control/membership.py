@@ -201,6 +201,7 @@ _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
     say.Leaving: losses.left,
     say.Troubled: losses.troubled,
     say.Arrived: gathering.arrived,
+    say.Loading: gathering.loading,
     say.Adopted: changes.adopted,
     say.Ready: changes.ready,
     say.Agreed: changes.agreed,

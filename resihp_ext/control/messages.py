@@ -95,6 +95,13 @@ class Arrived(Message, frozen=True, kw_only=True, tag="arrived"):
     """Where it was stopped."""
 
 
+class Loading(Message, frozen=True, kw_only=True, tag="loading"):
+    """A member reads a checkpoint, which takes as long as it takes."""
+
+    rank: Rank
+    epoch: Count
+
+
 class Troubled(Message, frozen=True, kw_only=True, tag="troubled"):
     """A worker has lost a connection and does not know why."""
 
@@ -132,6 +139,9 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
 
     rank: Rank
     exit_code: Annotated[int, Meta(ge=0, lt=256)]
+    cause: Line = ""
+    checkpoint: Line = ""
+    """Where the job can go on from, for people."""
 
 
 # To workers.
@@ -158,6 +168,12 @@ class Go(Message, frozen=True, kw_only=True, tag="go"):
     version: Count
     """The plan whose state is the source."""
     reason: Line
+    whole: bool = True
+    """Whether all members have their shares of that state."""
+    exit_code: Annotated[int, Meta(ge=0, lt=256)] = 0
+    last: Line = ""
+    """If it is the end: why. Members save a checkpoint under this plan, and leave with
+    ``exit_code``."""
 
 
 class Propose(Message, frozen=True, kw_only=True, tag="propose"):
@@ -301,6 +317,7 @@ AnyMessage = (
     | Armed
     | Progress
     | Arrived
+    | Loading
     | Troubled
     | Adopted
     | Agreed

@@ -20,6 +20,7 @@ UP = (
     say.Armed,
     say.Progress,
     say.Arrived,
+    say.Loading,
     say.Adopted,
     say.Agreed,
     say.Ready,

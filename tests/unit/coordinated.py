@@ -14,10 +14,10 @@ from resihp_ext.plan.plan import Plan, uniform_plan
 ZERO_S = 1000.0
 
 
-def some_plan(version: int, ranks: Iterable[int]) -> str:
+def some_plan(version: int, ranks: Iterable[int], num_layers: int = 1) -> str:
     """One stage of all ranks."""
     ranks = tuple(ranks)
-    plan = uniform_plan(num_layers=1, tp=len(ranks), pp=1, dp=1, micro_batches=1)
+    plan = uniform_plan(num_layers=num_layers, tp=len(ranks), pp=1, dp=1, micro_batches=1)
     fields = json.loads(plan.to_json())
     fields["version"] = version
     fields["devices"] = [{"rank": rank, "node": 0, "p": 1.0} for rank in ranks]

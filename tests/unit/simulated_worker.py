@@ -49,6 +49,7 @@ class Worker:
     verified: bool = False
     since_s: float = 0.0
     troubled_s: float = 0.0
+    exit_code: int = 0
 
     def start(self) -> None:
         self.send(
@@ -114,6 +115,9 @@ class Worker:
                 self.try_to_go(now_s)
             case "change" | "rebuild":
                 self.change()
+            case "last":
+                if self.joined("saved", 0) is not None:
+                    self.leave(self.exit_code)
             case "train":
                 self.train()
         if self.troubled_s and now_s - self.troubled_s > VERDICT_S and self.mode != "arrived":
@@ -138,10 +142,13 @@ class Worker:
             self.alive = now_s - self.since_s < GO_TIMEOUT_S
             return
         go, self.go = self.go, None
+        assert go.whole, (self, go)
         assert go.version in self.held, (self, go)
         assert go.region - self.done in (0, 1), (self, go)
         self.done = self.begun = go.region
         self.mode, self.target, self.verified = "rebuild", KnownPlan.of(go.plan).version, False
+        if go.last:
+            self.mode, self.exit_code = "last", go.exit_code
 
     def joined(self, what: str, number: int, value: int = 0) -> dict[int, int] | None:
         """What all members have put into something collective; None while one is missing."""

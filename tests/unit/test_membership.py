@@ -150,14 +150,16 @@ def test_no_plan_asks_for_more_devices() -> None:
     job = running()
     job.die(3)
     job.refuse("4 layers need 4 devices")
-    assert {stop.exit_code for stop in job.said(say.Stop).values()} == {EXIT_REQUEUE}
+    job.arrive(0, 1, 2)
+    cause = "no layout fits what is left (rank 3 was killed): 4 layers need 4 devices"
+    goes = job.said(say.Go)
+    assert goes.keys() == {0, 1, 2}
+    assert {(go.exit_code, go.last) for go in goes.values()} == {(EXIT_REQUEUE, cause)}
     for rank in (0, 1, 2):
-        job.hear(say.Leaving(rank=rank, exit_code=EXIT_REQUEUE))
+        job.hear(say.Leaving(rank=rank, exit_code=EXIT_REQUEUE, checkpoint=f"as {rank} has saved"))
     assert job.ended is not None
     assert job.ended.exit_code == EXIT_REQUEUE
-    assert job.ended.cause == (
-        "no layout fits what is left (rank 3 was killed): 4 layers need 4 devices"
-    )
+    assert job.ended.cause == f"{cause}; as 0 has saved; start it again with --load to go on"
 
 
 def test_a_planner_that_never_answers_ends_the_job() -> None:
@@ -165,7 +167,9 @@ def test_a_planner_that_never_answers_ends_the_job() -> None:
     job.die(3)
     job.arrive(0, 1, 2)
     job.wait(61.0)
-    assert job.said(say.Stop).keys() == {0, 1, 2}
+    goes = job.said(say.Go)
+    assert goes.keys() == {0, 1, 2}
+    assert all("no answer of the planner" in go.last for go in goes.values())
 
 
 def test_the_same_failure_again_and_again_is_given_up() -> None:
@@ -176,7 +180,10 @@ def test_the_same_failure_again_and_again_is_given_up() -> None:
     job.die(15)
     job.arrive(*job.members)
     job.plan()
-    assert {stop.exit_code for stop in job.said(say.Stop).values()} == {EXIT_GIVE_UP}
+    goes = job.said(say.Go)
+    assert goes.keys() == set(job.members)
+    assert {go.exit_code for go in goes.values()} == {EXIT_GIVE_UP}
+    assert all("6 failures in a row" in go.last for go in goes.values())
 
 
 def test_progress_between_failures_is_all_that_is_asked() -> None:
@@ -201,7 +208,10 @@ def test_all_workers_of_the_only_node_dead() -> None:
     job.die(1)
     assert job.ended is not None
     assert job.ended.exit_code == EXIT_REQUEUE
-    assert job.ended.cause == "rank 0 was killed; rank 1 was killed; no worker is left"
+    assert job.ended.cause == (
+        "rank 0 was killed; rank 1 was killed; no worker is left; "
+        "start it again with --load to go on"
+    )
 
 
 def test_a_lost_node_is_one_loss() -> None:

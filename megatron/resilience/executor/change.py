@@ -40,6 +40,8 @@ class Cause:
     """The processes that run the new plan, if they are others than now."""
     source: int | None = None
     """Version of the plan whose state is the source; default: the one that runs."""
+    lost: bool = False
+    """Whether nobody has its share of any plan's state any more."""
     torn: bool = False
     """Whether a step was broken off, so that modules may hold weights of before it."""
     newcomer: bool = False
@@ -84,6 +86,8 @@ class Change:
         self._optimizer = optimizer
         self._rewound: int | None = None
         """Updates done in the state that was found, if it is not the newest."""
+        self._found = "owners"
+        """Where the state was found."""
         self._half = bool(optimizer.config.bf16)
         self._state_kinds = (MASTER, *kinds_of(optimizer.config))
 
@@ -118,7 +122,7 @@ class Change:
             made += self._layout()
         if old is None:
             with phase("load"):
-                self._rewound = executor.restore(self._models)
+                self._rewound, self._found = executor.restore(self._models)
             moved, new = Moved(bytes=0, lower_bound_bytes=0, messages=0), executor.state_here()
         else:
             moved, new = self._moved(old, before)
@@ -148,15 +152,16 @@ class Change:
         if cause.joint:
             return self._told_state().among(executor.world.members)
         version = self._old_plan.version if cause.source is None else cause.source
-        held = executor.held[version]
+        held = None if cause.lost else executor.held[version]
         if cause.world is None:
             return held
-        if held.layout.lost(executor.world.members) is not None:
+        if held is None or held.layout.lost(executor.world.members) is not None:
             members, rank = executor.world.members, executor.seat.rank
             found = newest_whole(executor.copies, rank, members, self._told)
             if found is None:
                 return None
             self._rewound, held = found
+            self._found = "copies in memory"
             self._optimizer.steps = self._rewound
             return held
         masters_only = cause.torn and executor.redundancy != "replicated"
@@ -276,4 +281,5 @@ class Change:
             groups=groups,
             reason=self._cause.reason,
             rewound=self._rewound,
+            source=self._found,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,31 +25,19 @@ from megatron.resilience.executor.optimizer import (
 )
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.player import Pass, Player
+from megatron.resilience.executor.replay import History
 from megatron.resilience.executor.runtime import Step
 from megatron.resilience.executor.sources import KeptCopies, NoCopies
 from megatron.resilience.executor.totals import lengths_here, report, summed, totals
-from megatron.resilience.executor.transition import Held
+from megatron.resilience.executor.transition import Held, StateLostError
 from megatron.resilience.executor.wire import Traffic
 from megatron.resilience.executor.world import World
+from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
-from resihp_ext.errors import ResiHPError
 from resihp_ext.plan.plan import Plan
 from resihp_ext.state.keepers import Redundancy
-
-MOST_REPLAYED = 100_000
-"""Steps of which a rank remembers how they were done; a few hundred bytes each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """What is special about one step."""
-
-    position: int
-    micro_batches: int
-    groups: list[dict[str, float]]
-    """Learning rate and decay of each parameter group."""
 
 
 class Executor:
@@ -87,14 +74,18 @@ class Executor:
         self._fresh = True
         self.guard: Guard = NoGuard()
         self.copies: KeptCopies = NoCopies()
-        self.restore: Callable[[list[torch.nn.Module]], int] = _nothing_to_restore
-        """Loads the newest checkpoint into the present layout; returns the updates done in it."""
-        self._history: dict[int, Replayed] = {}
+        self.restore: Callable[[list[torch.nn.Module]], tuple[int, str]] = _nothing_to_restore
+        """Loads the newest sound checkpoint into the present layout; returns the updates done in it
+        and what it is."""
+        self.saved: Callable[[int], None] = _nothing_to_note
+        """Told of the step after which a checkpoint was saved."""
+        self.history = History()
         self._host: Any = None
         self.meeting_place: Callable[[], Any] | None = None
         """Opens the store for another world; default: the first one's."""
         self.models: list[torch.nn.Module] = []
-        self._last: Pass | None = None
+        self.last: Pass | None = None
+        """Of the step that runs, or ran last."""
         self._stale = True
         self._totals_of_step: Figures = ()
         self.held: dict[int, Held] = {}
@@ -263,15 +254,14 @@ class Executor:
         if forward_only:
             found = self.guard.run("evaluation", lambda: self._evaluate(work))
             return [report(found, self.device, means=False)]
-        self._last = work
-        self._stale = True
+        self.aim(work)
         self._record(work)
         found = self.guard.run("step", self.make_gradients, ends=False)
         return [report(found, self.device, means=True)]
 
     def make_gradients(self) -> Figures:
         """Plays the last pass of a step, unless its gradients are already there; collective."""
-        work = self._last
+        work = self.last
         assert work is not None
         if not self._stale:
             return self._totals_of_step
@@ -293,42 +283,15 @@ class Executor:
         self._stale, self._totals_of_step = False, found
         return found
 
+    def aim(self, work: Pass) -> None:
+        """Says what the next step is; gradients that are there are of another one."""
+        self.last, self._stale = work, True
+
     def _record(self, work: Pass) -> None:
-        """Keeps what it takes to do this step again much later."""
         optimizer = self.optimizer
         assert optimizer is not None
-        self._history[optimizer.steps] = Replayed(
-            position=work.position,
-            micro_batches=work.micro_batches,
-            groups=optimizer.settings(),
-        )
-        self._history.pop(optimizer.steps - MOST_REPLAYED, None)
-
-    def replay(self) -> None:
-        """Does the step after the present state again, as it was done; collective.
-
-        Raises:
-            ResiHPError: this rank was not there.
-        """
-        optimizer, last = self.optimizer, self._last
-        assert optimizer is not None
-        found = self._history.get(optimizer.steps)
-        if found is None or last is None:
-            raise ResiHPError(
-                f"step {optimizer.steps + 1} must be done again, and rank {self.seat.rank} does "
-                "not know how it was done"
-            )
-        self._last = replace(
-            last, position=found.position, micro_batches=found.micro_batches, counts=False
-        )
-        self._stale = True
-        now = optimizer.settings()
-        optimizer.set_settings(found.groups)
-        for model in self.models:
-            model.train()
-        optimizer.step()
-        optimizer.set_settings(now)
-        self._last, self._stale = last, True
+        step = int(current_args().curr_iteration)
+        self.history.record(optimizer.steps, step, work, optimizer.settings())
 
     def _evaluate(self, work: Pass) -> Figures:
         step = self._play(work)
@@ -377,5 +340,11 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-def _nothing_to_restore(_models: list[torch.nn.Module]) -> int:
-    raise ResiHPError("a part of the state is lost with all its owners, and there is no copy of it")
+def _nothing_to_note(_step: int) -> None:
+    """Nobody keeps a list of checkpoints."""
+
+
+def _nothing_to_restore(_models: list[torch.nn.Module]) -> tuple[int, str]:
+    raise StateLostError(
+        "a part of the state is lost with all its owners, and there is no copy of it"
+    )

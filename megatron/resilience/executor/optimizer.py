@@ -86,6 +86,8 @@ class DomainOptimizer(MegatronOptimizer):
         self._device = device
         self._scale = torch.ones(1, device=device)
         self._masters_loaded = False
+        self.loaded = False
+        """Whether a checkpoint has brought the state."""
         self.steps = 0
         self.sharded = False
         """Whether owners of a weight share its state, and gather the weight after a step."""
@@ -257,6 +259,12 @@ class DomainOptimizer(MegatronOptimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         self._masters_loaded = optimizer_checkpoint.load(self, state_dict)
+        self.loaded = True
+
+    def forget_loaded(self) -> None:
+        """The state begins anew, from the modules' weights."""
+        self.loaded = self._masters_loaded = False
+        self.set_steps(0)
 
     def _plain_groups(self) -> list[dict[str, Any]]:
         """Hyperparameters of each group, and numbers in the place of the modules' parameters."""

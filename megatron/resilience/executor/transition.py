@@ -29,6 +29,10 @@ class TransitionError(ResiHPError):
     """A change of layout that did not keep the state, or on which ranks do not agree."""
 
 
+class StateLostError(ResiHPError):
+    """Nobody has the whole state: no owners, no copies, no checkpoint. On all members alike."""
+
+
 @dataclass
 class Phases:
     """Seconds of each phase of a transition, in order."""
@@ -153,6 +157,7 @@ def receipt(
     groups: tuple[int, int],
     reason: str,
     rewound: int | None,
+    source: str,
 ) -> dict[str, Any]:
     """The receipt of a transition, for ``receipts/NNN.json``."""
     return {
@@ -171,6 +176,7 @@ def receipt(
         "ranks_with_new_modules": list(rebuilt),
         "groups_made": groups[0],
         "groups_ended": groups[1],
+        "source": source,
         "rewound_to_step": rewound,
         "redone_steps": 0,
     }

@@ -117,12 +117,18 @@ def standard_deviation(name: str, config: Any) -> float:
 
 
 @torch.no_grad()
-def initialise(models: list[torch.nn.Module], *, seed: int) -> list[torch.nn.Module]:
-    """Pre-wrap hook: redraws every random weight; constants (norms, biases) stay as they are."""
+def initialise(
+    models: list[torch.nn.Module], *, seed: int, config: Any = None
+) -> list[torch.nn.Module]:
+    """Pre-wrap hook: redraws every random weight; constants (norms, biases) stay as they are.
+
+    Args:
+        config: Knows the deviations; default: each model's own.
+    """
     for model in models:
         for tensor in logical_tensors(model):
             # Norm scales and biases start constant in every layout; matrices are what is drawn.
             if tensor.data is not None and tensor.data.ndim > 1:
-                std = standard_deviation(tensor.key, model.config)
+                std = standard_deviation(tensor.key, config or model.config)
                 fill(tensor, seed=seed, std=std)
     return models

@@ -21,7 +21,7 @@ from megatron.resilience.patches.base import Patch, signature_drift, upstream_mo
 _MODULE = "megatron.training.training"
 
 
-_GROUPS_OF_A_SAVE = {
+GROUPS_OF_A_SAVE = {
     "tp_group": "tp",
     "pp_group": "pp",
     "dp_group": "dp",
@@ -50,6 +50,9 @@ class StepExecutor(Protocol):
     @property
     def guard(self) -> Any: ...
 
+    @property
+    def saved(self) -> Callable[[int], None]: ...
+
 
 class TrainingLoop(Patch):
     """Asks ``executor`` instead of upstream, when there is one."""
@@ -73,7 +76,7 @@ class TrainingLoop(Patch):
             or signature_drift(module.consume_seqlen_stats_in_iteration, "")
             or signature_drift(module.print_datetime, "string, override_timestamp")
             or _lacks(module.train, "opt_param_scheduler")
-            or _lacks(module.save_checkpoint, *_GROUPS_OF_A_SAVE)
+            or _lacks(module.save_checkpoint, "non_persistent_ckpt", *GROUPS_OF_A_SAVE)
             or _lacks(module.checkpoint_and_decide_exit, "iteration")
             or signature_drift(
                 module.get_megatron_optimizer,
@@ -149,13 +152,15 @@ class TrainingLoop(Patch):
 
             def attempt() -> tuple[float, ...]:
                 # Those that the caller has looked up may be of an earlier layout by now.
-                for name, group in _GROUPS_OF_A_SAVE.items():
+                for name, group in GROUPS_OF_A_SAVE.items():
                     if name in kwargs:
                         kwargs[name] = getattr(executor.groups, group)
                 original(*args, **kwargs)
                 return ()
 
             executor.guard.run("checkpoint", attempt)
+            if not kwargs.get("non_persistent_ckpt") and not kwargs.get("release"):
+                executor.saved(int(args[0] if args else kwargs["iteration"]))
 
         return "save_checkpoint", save_checkpoint
 

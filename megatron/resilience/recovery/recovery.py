@@ -8,23 +8,27 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed
 
 from megatron.resilience.executor.change import Cause, Change
 from megatron.resilience.executor.guard import Figures
 from megatron.resilience.executor.manifest import exchange_texts
 from megatron.resilience.executor.modules import ModuleFactory
-from megatron.resilience.executor.transition import Phases
+from megatron.resilience.executor.replay import replay, share
+from megatron.resilience.executor.transition import Phases, StateLostError
 from megatron.resilience.executor.world import World
 from megatron.resilience.recovery.birth import AbortedError, check
 from megatron.resilience.recovery.copies import Copies
 from megatron.resilience.recovery.journal import Journal
+from megatron.resilience.recovery.last import leave_saved
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import Member, StoppedError, SupersededError
 from megatron.resilience.recovery.pace import Pace
+from megatron.resilience.recovery.shards import Shards
 from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.control import messages as say
-from resihp_ext.errors import EXIT_OK
+from resihp_ext.errors import EXIT_OK, EXIT_REQUEUE
 from resihp_ext.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -52,6 +56,7 @@ class Recovery:
         factory: ModuleFactory,
         journal: Journal,
         copies: Copies,
+        shards: Shards,
         meeting_place: tuple[str, int],
     ) -> None:
         """Prepares the guard.
@@ -77,6 +82,11 @@ class Recovery:
         executor.meeting_place = self._open_store
         self.copies = copies
         executor.copies = copies
+        executor.restore, executor.saved = self._restore, shards.saved
+        self._shards = shards
+        self.loop: LoopState | None = None
+        """What the training loop of this rank keeps."""
+        self._ends = False
 
     @property
     def plan(self) -> Plan:
@@ -170,8 +180,14 @@ class Recovery:
                     taken = self._take(go, late)
                 target = max(target, self._updates)
                 self.strike("recovery", 0)
+                if go.last:
+                    self._leave(view, go, phases)
                 self._rebuild(view, go, phases)
                 self._catch_up(target)
+            except StoppedError:
+                raise
+            except StateLostError as lost:
+                raise StoppedError(EXIT_REQUEUE, str(lost)) from lost
             except Exception as next_error:  # noqa: BLE001 - as above
                 error = next_error
                 continue
@@ -222,10 +238,34 @@ class Recovery:
         cause = Cause(
             reason=go.reason,
             world=World(members=view.members, epoch=view.epoch),
-            source=go.version,
+            source=go.version if go.whole else None,
+            lost=not go.whole,
             torn=True,
         )
         self._change(plan, cause, phases)
+
+    def _leave(self, view: say.View, go: say.Go, phases: Phases) -> None:
+        """Ends this rank, after the survivors have saved what they hold.
+
+        Raises:
+            StoppedError: always.
+        """
+        self._ends = True
+        self._pace.enter("checkpoint", waiting=True)
+        leave_saved(
+            self._executor,
+            self._shards,
+            self.loop,
+            go,
+            lambda: self._rebuild(view, go, phases),
+        )
+
+    def _restore(self, models: list[torch.nn.Module]) -> tuple[int, str]:
+        """Loads what only files have."""
+        if self._ends:
+            raise StateLostError("the survivors do not hold the whole state")
+        self.member.tell(say.Loading(rank=self.member.rank, epoch=self.member.epoch))
+        return self._shards.restore(models)
 
     def take_up(self, loop: LoopState | None, *, newcomer: bool) -> None:
         """Carries out the proposal that all have agreed to; collective over its members.
@@ -286,8 +326,10 @@ class Recovery:
     def _catch_up(self, target: int) -> None:
         """Does again what an older state lacks; a failure meanwhile is like any other."""
         begun_s, first = time.perf_counter(), self._updates
+        if first < target:
+            share(self._executor, first, target)
         while self._updates < target:
-            self._executor.replay()
+            replay(self._executor)
         if first < target:
             self._journal.caught_up(target - first, time.perf_counter() - begun_s)
 

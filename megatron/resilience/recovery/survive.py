@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from megatron.resilience.checkpoint.verify import Level
 from megatron.resilience.executor.executor import Executor
 from megatron.resilience.executor.modules import ModuleFactory
 from megatron.resilience.faults.inject import Injector
@@ -26,6 +27,7 @@ from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import Member
 from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
+from megatron.resilience.recovery.shards import Shards
 from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.control.client import WorkerLink
 from resihp_ext.control.messages import Hello, Leaving
@@ -56,6 +58,10 @@ class Surroundings:
     """JSON of what the coordinator needs to plan."""
     also: Callable[[list[torch.nn.Module]], None] | None
     """A further change of plans that is due by itself."""
+    level: Level
+    """How thoroughly checkpoints are verified."""
+    initialise: Callable[[list[torch.nn.Module]], object]
+    """Draws the initial weights of modules."""
 
 
 class Survivor:
@@ -90,6 +96,7 @@ class Survivor:
         journal = Journal(around.folder, around.events, rank)
         assert around.rank.master_addr is not None
         assert around.rank.master_port is not None
+        self._shards = Shards(executor, level=around.level, initialise=around.initialise)
         self.recovery = Recovery(
             executor,
             self._member,
@@ -97,6 +104,7 @@ class Survivor:
             factory,
             journal,
             Copies(executor, around.config.memory_copy_steps),
+            self._shards,
             (around.rank.master_addr, around.rank.master_port),
         )
         self._boundary = Boundary(
@@ -143,7 +151,7 @@ class Survivor:
 
     def _before_training(self, scheduler: Any) -> None:
         """Megatron's training loop is about to begin, in a newcomer not at its first step."""
-        self._boundary.loop = LoopState(scheduler)
+        self._boundary.loop = self.recovery.loop = LoopState(scheduler)
         optimizer = self._executor.optimizer
         if optimizer is not None:
             optimizer.ballot, optimizer.counted = self._boundary.ballot, self._boundary.counted
@@ -153,6 +161,8 @@ class Survivor:
             enter = self._member.wait_to_enter(self._rank)
             args = current_args()
             args.iteration = enter.step
+        else:
+            self._shards.begin()
 
     def meet(self) -> None:
         """Waits for all members: none may close its connections under another's last message."""
@@ -163,9 +173,15 @@ class Survivor:
 
         self.recovery.run("end", attempt)
 
-    def leave(self, exit_code: int = EXIT_OK) -> None:
+    def leave(self, exit_code: int = EXIT_OK, cause: str = "") -> None:
         """Says that this worker ends on purpose."""
-        self._member.tell(Leaving(rank=self._rank, exit_code=exit_code))
+        message = Leaving(rank=self._rank, exit_code=exit_code)
+        if exit_code:
+            newest = self._shards.newest[:1000]
+            message = Leaving(
+                rank=self._rank, exit_code=exit_code, cause=cause[:1000], checkpoint=newest
+            )
+        self._member.tell(message)
         self.close()
 
     def close(self) -> None:
