@@ -89,7 +89,7 @@ def lost(job: Job, gone: Gone, *, counts: bool = True) -> list[Action]:
             job.slots.nodes[slot.node].deaths_s.append(job.now_s)
         slot.state, slot.cause, slot.killed_s = State.LOST, cause, 0.0
     if job.phase in (Phase.STOPPING, Phase.ENDED):
-        return one_less(job)
+        return one_less(job) if connected else end_if_empty(job)
     if started:
         return restart(job, named(started[:1]))
     if not connected:

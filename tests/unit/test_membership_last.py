@@ -45,6 +45,20 @@ def test_when_one_is_lost_while_the_last_checkpoint_is_saved_the_others_stop() -
     assert job.ended.exit_code == EXIT_REQUEUE
 
 
+def test_newcomers_that_end_do_not_disturb_the_last_checkpoint() -> None:
+    job = running()
+    job.die(3)
+    job.recover()
+    job.die(0)
+    job.refuse()
+    job.arrive(1, 2)
+    assert job.said(say.Go).keys() == {1, 2}
+    assert job.state(3) == "preparing"
+    assert job.die(3) == []
+    job.die(1)
+    assert job.said(say.Stop).keys() == {2}
+
+
 def test_a_last_checkpoint_that_takes_for_ever_is_not_waited_for() -> None:
     job = running()
     job.die(3)

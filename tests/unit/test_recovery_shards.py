@@ -113,14 +113,27 @@ def test_a_job_that_began_with_nothing_can_begin_again(arguments: argparse.Names
 def test_a_job_knows_what_it_began_with(
     arguments: argparse.Namespace, tmp_path: Path, loaded: bool, holds: str
 ) -> None:
+    path = tmp_path / "iter_0000003"
+    path.mkdir()
+    for name in (METADATA_FILE, CONFIG_FILE):
+        (path / name).touch()
     arguments.load, arguments.ckpt_step, arguments.iteration = str(tmp_path), 3, 3
     one = Listed()
     one.optimizer.steps, one.optimizer.loaded = (3, True) if loaded else (0, False)
     one.begin()
-    path = one.save(tmp_path, 3, METADATA_FILE, CONFIG_FILE)
-    one.restore([])
-    assert one.taken[0].directory == str(path)
-    assert one.taken[0].holds == "all" if loaded else holds
+    assert one.restore([]) == (one.optimizer.steps, str(path))
+    assert one.taken[0].holds == holds
+
+
+def test_people_are_told_of_a_checkpoint_that_is_finished(
+    arguments: argparse.Namespace, tmp_path: Path
+) -> None:
+    one = Listed()
+    one.begin()
+    assert one.newest == "there is no checkpoint"
+    whole = one.save(tmp_path, 2, METADATA_FILE, CONFIG_FILE)
+    one.save(tmp_path, 4, METADATA_FILE)
+    assert one.newest == f"the newest checkpoint is {whole}"
 
 
 def test_checkpoints_without_the_optimizer_do_not_count(

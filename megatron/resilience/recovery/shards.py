@@ -103,11 +103,11 @@ class Shards:
     @property
     def newest(self) -> str:
         """Where the job can go on from, as far as this rank knows; for people."""
-        found = [one for one in self._known.values() if one.directory]
-        if not found:
-            return "there is no checkpoint"
-        one = max(found, key=lambda one: one.updates)
-        return f"the newest checkpoint is {one.directory}"
+        for _, one in sorted(self._known.items(), reverse=True):
+            # Names alone are looked at: what is asynchronous may never have been finished.
+            if one.directory and not verify_checkpoint(Path(one.directory), level="off").damages:
+                return f"the newest checkpoint is {one.directory}"
+        return "there is no checkpoint"
 
     def _note(self, one: Saved) -> None:
         self._known[one.updates] = one

@@ -15,8 +15,10 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.utils import unwrap_model
 from megatron.training.checkpointing import generate_state_dict, save_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.resilience.upstream.arguments import current_args
+from resihp_ext.errors import CheckpointError
 
 
 def load_state(
@@ -41,12 +43,13 @@ def load_state(
         optim_sd_kwargs={"metadata": metadata, "is_loading": True},
         model_sd_kwargs={"metadata": metadata},
     )
-    found = dist_checkpointing.load(
-        wanted,
-        str(directory),
-        validate_access_integrity=args.ckpt_load_validate_sharding_integrity,
-        strict=args.dist_ckpt_strictness,
-    )
+    with _our_errors(directory):
+        found = dist_checkpointing.load(
+            wanted,
+            str(directory),
+            validate_access_integrity=args.ckpt_load_validate_sharding_integrity,
+            strict=args.dist_ckpt_strictness,
+        )
     for number, model in enumerate(models):
         model.load_state_dict(found["model" if len(models) == 1 else f"model{number}"])
     if optimizer is not None:
@@ -71,7 +74,7 @@ def save_state(
         groups: What upstream's saving takes by name.
     """
     args = current_args()
-    with _as_after(args, scheduler, samples):
+    with _as_after(args, scheduler, samples), _our_errors(args.save):
         save_checkpoint(
             step,
             list(models),
@@ -80,6 +83,16 @@ def save_state(
             args.num_floating_point_operations_so_far,
             **groups,
         )
+
+
+@contextmanager
+def _our_errors(place: Path | str) -> Iterator[None]:
+    """torch's error for a rank that cannot read or write is no ``Exception``."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{place}: rank {rank} of those left: {reason}") from error
 
 
 @contextmanager
