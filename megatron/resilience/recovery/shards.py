@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from megatron.core.utils import unwrap_model
 
 from megatron.resilience.checkpoint.choose import iteration_directory
 from megatron.resilience.checkpoint.tracker import RELEASE
@@ -161,7 +162,7 @@ class Shards:
         optimizer.forget_loaded()
         with torch.no_grad():
             if one.holds == "nothing":
-                self._initialise(models)
+                self._initialise(unwrap_model(models))
             else:
                 holder = optimizer if one.holds == "all" else None
                 load_state(models, holder, Path(one.directory), self._executor.groups)
