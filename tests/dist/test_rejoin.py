@@ -24,5 +24,5 @@ def test_survivors_and_launcher_hold_no_more_after_another_cycle(tmp_path: Path)
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["cycles"] == CYCLES
     assert len(found["rejoin_s"]) == CYCLES
-    assert found["growth"]["groups"] == found["growth"]["fds"] == 0
+    assert max(found["growth"]["groups"], found["growth"]["fds"]) <= 0
     assert all(cycle["ranks"] and cycle["others"] for cycle in found["records"])
