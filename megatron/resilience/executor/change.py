@@ -134,6 +134,8 @@ class Change:
         with phase("release"):
             ended = executor.pool.keep(executor.wanted_groups())
             forget_modules()
+            if self._cause.world is not None:
+                executor.tidy_store()
         return self._receipt(moved, before, rebuild, (made, ended))
 
     def _moved(self, old: Held, before: dict[str, str]) -> tuple[Moved, Held]:

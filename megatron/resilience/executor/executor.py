@@ -81,6 +81,8 @@ class Executor:
         """Told of the step after which a checkpoint was saved."""
         self.history = History()
         self._host: Any = None
+        self._store: Any = None
+        """Where the members of another world than the first one have met."""
         self.meeting_place: Callable[[], Any] | None = None
         """Opens the store for another world; default: the first one's."""
         self.models: list[torch.nn.Module] = []
@@ -195,15 +197,21 @@ class Executor:
         assert self.meeting_place is not None
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._store = self.meeting_place()
         world.connect(
             self.seat.rank,
             backend=self._backend,
-            store=self.meeting_place(),
+            store=self._store,
             timeout=self._timeout,
         )
         self.world = world
         self.pool = GroupPool(world, self._timeout)
         self._host = None if self._backend == "gloo" else dist.new_group(backend="gloo")
+
+    def tidy_store(self) -> None:
+        """Ends what is left of earlier worlds, once all members are in this one."""
+        if self._store is not None and self.seat.rank == min(self.world.members):
+            self.world.forget_earlier(self._store)
 
     def host_group(self) -> Any:
         """A group of all ranks for tensors in host memory."""

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+_PLACE = "world"
+"""Under which members of all epochs leave their addresses in the store."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
@@ -39,8 +42,17 @@ class World:
         """
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore(f"world/{self.epoch}", store),
+            store=dist.PrefixStore(f"{_PLACE}/{self.epoch}", store),
             rank=self.number(rank),
             world_size=len(self.members),
             timeout=timeout,
         )
+
+    def forget_earlier(self, store: Any) -> None:
+        """Clears the store of the addresses that earlier worlds have left there, which nobody asks
+        for once all members are in this one; for one of them to call."""
+        for key in store.list_keys():
+            place, _, rest = key.partition("/")
+            epoch = rest.partition("/")[0]
+            if place == _PLACE and epoch.isdigit() and int(epoch) < self.epoch:
+                store.delete_key(key)
