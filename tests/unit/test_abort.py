@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -23,6 +24,14 @@ SOON_S = 0.1
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as opened:
         yield opened
+    settled()
+
+
+def settled() -> None:
+    """Waits until nobody looks at sockets any more."""
+    for thread in threading.enumerate():
+        if thread.name == "resihp-cut":
+            thread.join(5)
 
 
 def pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -50,6 +59,7 @@ def test_what_appeared_while_watching_is_shut_down_and_nothing_else(stack: ExitS
     assert works(inside)
     abort.now()
     assert abort.raised
+    settled()
     assert not works(inside)
     assert works(before)
     assert works(after)
@@ -76,6 +86,49 @@ def test_a_wait_in_another_thread_ends_at_once(stack: ExitStack) -> None:
     assert ended_s[0] - begun_s < SOON_S
 
 
+def test_a_message_between_living_ends_is_finished_first(stack: ExitStack) -> None:
+    """gloo asks to hear when it can go on with what it sends; whoever gets it is at its middle."""
+    abort, loop = Abort(), stack.enter_context(select.epoll())
+    with abort.watching():
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sender = stack.enter_context(socket.create_connection(listening.getsockname()))
+        receiver = stack.enter_context(listening.accept()[0])
+    receiver.settimeout(10)
+    message, got = b"x" * (32 << 20), bytearray()
+    sender.setblocking(False)
+    loop.register(sender, select.EPOLLIN | select.EPOLLOUT)
+    sent = sender.send(message)
+    assert 0 < sent < len(message), "it does not fit"
+
+    def send() -> None:
+        rest = memoryview(message)[sent:]
+        while rest and (found := dict(loop.poll(5))[sender.fileno()]):
+            assert not found & select.EPOLLIN, "gloo would give up at the peer's end"
+            rest = rest[sender.send(rest) :]
+        loop.modify(sender, select.EPOLLIN)
+
+    sending = threading.Thread(target=send)
+    abort.now()
+    sending.start()
+    while part := receiver.recv(1 << 20):
+        got += part
+    sending.join(5)
+    assert len(got) == len(message)
+    settled()
+    assert not works((sender, receiver))
+
+
+def test_a_message_that_nobody_goes_on_with_is_torn_in_the_end(stack: ExitStack) -> None:
+    abort, loop = Abort(), stack.enter_context(select.epoll())
+    with abort.watching():
+        inside = pair(stack)
+    loop.register(inside[0], select.EPOLLOUT)
+    abort.now()
+    assert works(inside)
+    settled()
+    assert not works(inside)
+
+
 def test_listening_sockets_are_left_alone(stack: ExitStack) -> None:
     abort = Abort()
     with abort.watching():
@@ -95,6 +148,7 @@ def test_descriptors_stay_open_for_those_who_own_them(stack: ExitStack) -> None:
     count = len(os.listdir("/proc/self/fd"))
     abort.now()
     abort.now()
+    settled()
     assert len(os.listdir("/proc/self/fd")) == count
     os.fstat(inside[0].fileno())
 
@@ -109,6 +163,7 @@ def test_a_number_that_is_used_again_is_another_socket(stack: ExitStack) -> None
     again = pair(stack)
     assert {end.fileno() for end in again} == numbers
     abort.now()
+    settled()
     assert works(again)
 
 
@@ -123,6 +178,7 @@ def test_sockets_of_a_failed_attempt_count_too(stack: ExitStack) -> None:
     with pytest.raises(ConnectionError):
         attempt()
     abort.now()
+    settled()
     assert not works(made[0])
 
 
@@ -137,6 +193,7 @@ def test_after_forgetting_work_may_go_on(stack: ExitStack) -> None:
     check(abort)
     assert not abort.raised
     abort.cut()
+    settled()
     assert works(inside), "what is forgotten is somebody else's"
 
 
@@ -148,6 +205,7 @@ def test_what_is_made_is_returned_and_its_sockets_are_known(stack: ExitStack) ->
     made = guarded_birth(abort)(lambda: pair(stack))
     assert works(made)
     abort.now()
+    settled()
     assert not works(made)
 
 

@@ -1,7 +1,7 @@
 """Breaks off whatever this process waits for, from another thread.
 
 gloo's own ``abort()`` does not release a wait for a peer that lives, and a store has none. Both
-wait for sockets, and a socket that is shut down releases every wait for it within milliseconds.
+wait for sockets, and a socket that is shut down releases the waits for it (see ``cut.py``).
 Listening sockets are left alone: gloo ends the process when one of them fails.
 
 NCCL: all communicators are aborted together, which marks every one before it frees any.
@@ -10,19 +10,15 @@ NCCL: all communicators are aborted together, which marks every one before it fr
 from __future__ import annotations
 
 import logging
-import os
-import socket
-import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
-logger = logging.getLogger(__name__)
+from megatron.resilience.recovery.cut import Cut, open_sockets
 
-_OPEN_FILES = Path("/proc/self/fd")
+logger = logging.getLogger(__name__)
 
 
 class Abort:
@@ -42,12 +38,12 @@ class Abort:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Counts the sockets that appear meanwhile among those of collectives."""
-        before = set(_sockets().values())
+        before = set(open_sockets().values())
         try:
             yield
         finally:
             with self._lock:
-                self._sockets |= set(_sockets().values()) - before
+                self._sockets |= set(open_sockets().values()) - before
 
     def forget(self) -> None:
         """Before new connections are made: those so far are closed."""
@@ -56,7 +52,8 @@ class Abort:
         self._raised.clear()
 
     def now(self) -> None:
-        """Breaks off all waits; does not wait itself. Whatever begins afterwards fails at once."""
+        """Breaks off all waits; does not wait itself. They end within 0.1 s, most of which lets
+        messages that are on their way arrive; what begins afterwards fails then, too."""
         self._raised.set()
         self.cut()
         if dist.is_initialized() and "nccl" in dist.get_backend():
@@ -67,27 +64,7 @@ class Abort:
         """Shuts down the sockets. Those that are still being made are left to who watches them."""
         with self._lock:
             mine = set(self._sockets)
-        for descriptor, inode in _sockets().items():
-            if inode in mine:
-                _shut_down(descriptor)
-
-
-def _sockets() -> dict[int, int]:
-    """Inode of every socket of this process, by descriptor."""
-    found = {}
-    for name in os.listdir(_OPEN_FILES):
-        with suppress(OSError):
-            state = os.stat(_OPEN_FILES / name)
-            if stat.S_ISSOCK(state.st_mode):
-                found[int(name)] = state.st_ino
-    return found
-
-
-def _shut_down(descriptor: int) -> None:
-    # A copy of the descriptor: closing it leaves gloo's own open.
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            one.shutdown(socket.SHUT_RDWR)
+        Cut(mine).begin()
 
 
 def _abort_nccl() -> None:
