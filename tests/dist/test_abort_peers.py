@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from resihp_ext.testing.ranks import preload, run_ranks, start_ranks
 
 pytestmark = pytest.mark.dist
 
-SOON_S = 0.1
+SOON_S, LATE_S = 0.1, 1.0
 TIMEOUT = timedelta(seconds=60)
 """Of groups: a wait that is not broken off is seen as such."""
 
@@ -124,6 +126,45 @@ def test_a_recv_from_a_live_peer_is_released() -> None:
     found, _ = run_ranks(2, recv_from_a_live_peer)
     assert [kind for _, kind in found] == ["RuntimeError"] * 3
     assert statistics.median(seconds for seconds, _ in found) < SOON_S, found
+
+
+ROUNDS = 12
+
+
+def broken_off_at_any_moment() -> list[float]:
+    """Runs in two ranks, which send each other large messages until both break off.
+
+    Returns:
+        Seconds from the abort of this rank until it was released.
+    """
+    found, large = [], torch.ones(1 << 21)
+    meeting = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    for epoch in range(ROUNDS):
+        abort = Abort()
+        with abort.watching():
+            connect(epoch)
+        dist.barrier()
+        delay_s = Random(epoch).uniform(0.01, 0.05) + 0.003 * Random().random()
+        due_s = time.perf_counter() + delay_s
+        threading.Timer(delay_s, abort.now).start()
+        with contextlib.suppress(RuntimeError):
+            while not abort.raised:
+                dist.all_reduce(large)
+        found.append(time.perf_counter() - due_s)
+        # Nobody ends its connections before all are released, as in a recovery.
+        meeting.set(f"done/{epoch}/{os.environ['RANK']}", "")
+        meeting.wait([f"done/{epoch}/{rank}" for rank in range(2)], 2 * TIMEOUT)
+        dist.destroy_process_group()
+    return found
+
+
+def test_a_message_on_its_way_is_no_trap() -> None:
+    """gloo does not wake those who are in the middle of a message when its connection ends."""
+    preload(PRELOAD)
+    for found in run_ranks(2, broken_off_at_any_moment):
+        assert max(found) < LATE_S, found
 
 
 # -- a store -------------------------------------------------------------------
