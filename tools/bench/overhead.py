@@ -25,11 +25,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +45,6 @@ from megatron.resilience.testing.chaos.processes import (
     variable,
 )
 from megatron.resilience.testing.chaos.run import free_port
-from megatron.resilience.testing.chaos.steps import Steps
 from megatron.resilience.testing.corpus import write_corpus
 from resihp_ext.launcher.warm import WARM
 
@@ -85,16 +87,12 @@ class Run:
         self.first = 0
         """Number of the step before the first that counts."""
         self.start_s = 0.0
-        launcher = (
-            ["-m", "resihp_ext.launcher.run"] if resilient else [*_TORCHRUN, str(free_port())]
-        )
-        self._command = Command(
-            words=[sys.executable, *launcher, "--nproc-per-node", str(RANKS), "pretrain_gpt.py"]
-            + [*words, "--resilience-dir", str(folder)]
-            + (list(COPIES) if resilient else []),
-            log=folder / "log",
-        )
-        self._done = Steps(folder / "events.jsonl")
+        plain = [*_TORCHRUN, str(free_port())]
+        launcher = ["-m", "resihp_ext.launcher.run"] if resilient else plain
+        own = [*COPIES, "--resilience-dir", str(folder)] if resilient else []
+        job = ["--nproc-per-node", str(RANKS), "pretrain_gpt.py", *words, *own]
+        self._command = Command(words=[sys.executable, *launcher, *job], log=folder / "log")
+        self._log = _Log(folder / "log")
 
     def measure(self) -> None:
         """Runs the job, and ends it.
@@ -111,16 +109,16 @@ class Run:
 
     def _story(self, job: Processes, begun_s: float) -> Iterator[bool]:
         """Says again and again that more is wanted."""
-        while len(self._done.times()) < WARM_UP:
+        while len(self._log.times()) < WARM_UP:
             yield False
         quiet = _Quiet(job.launcher_pid)
         while not quiet.is_reached():
             yield False
-        self.first = len(self._done.times()) + 1
+        self.first = len(self._log.times()) + 1
         self.start_s = time.time() - begun_s
-        while len(self._done.times()) < self.first + self._steps:
+        while len(self._log.times()) < self.first + self._steps:
             yield False
-        self.times = self._done.times()[self.first - 1 : self.first + self._steps]
+        self.times = self._log.times()[self.first - 1 : self.first + self._steps]
 
     def _end_of_log(self) -> str:
         return self._command.log.read_text(errors="replace")[-2000:]
@@ -146,6 +144,29 @@ class Run:
         return (places[1] + places[2] - 2 * others_s) / (PERIOD * self.iteration_s)
 
 
+class _Log:
+    """When steps were done, by Megatron's own lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._rest = b""
+        self._times: list[float] = []
+
+    def times(self) -> list[float]:
+        """Of all steps so far."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            added = file.read()
+        self._read += len(added)
+        *lines, self._rest = (self._rest + added).split(b"\n")
+        for line in lines:
+            if found := _LINE.search(line.decode(errors="replace")):
+                self._times.append(datetime.fromisoformat(found[1]).timestamp())
+        return self._times
+
+
+_LINE = re.compile(r"\[(\S+ \S+)\] iteration +\d+/")
 _TORCHRUN = ("-m", "torch.distributed.run", "--master-port")
 
 
@@ -224,6 +245,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("extra", nargs="*", help="further Megatron flags, after --")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the job is ended
     if options.steps < 2 * PERIOD or options.steps % PERIOD:
         parser.error(f"--steps {options.steps}: give a multiple of {PERIOD}, 20 or more")
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:

@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -117,6 +118,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", help="folder for all files; they stay")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the job is ended
     folder = Path(options.keep or tempfile.mkdtemp(prefix="rejoin-"))
     shutil.rmtree(folder / "job", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
