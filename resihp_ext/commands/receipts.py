@@ -25,6 +25,8 @@ SHORTEST_S = 0.005
 """Shorter phases are not listed."""
 AFTERWARDS = {"catch_up": "older steps again", "repeat": "the step again"}
 """Phases that a receipt's total is without: work that is done once more."""
+OWNERS = "owners"
+"""Where the state of a change without losses comes from."""
 WIDEST, NARROWEST = 100, 60
 
 Receipt = dict[str, Any]
@@ -167,6 +169,9 @@ def _work(receipt: Mapping[str, Any]) -> str:
     parts = [f"{moved / 2**20:.1f} MiB moved"]
     if least is not None:
         parts[0] += " (the least possible)" if moved == least else f" of {least / 2**20:.1f}"
+    source = receipt.get("source", OWNERS)
+    if source != OWNERS:
+        parts.insert(0, f"state from {source}")
     parts.append(f"{again} step{'s' * (again != 1)} done again" if again else "no step done again")
     if receipt.get("state_digests"):
         parts.append("state verified")

@@ -118,6 +118,15 @@ def test_more_moved_than_needed_and_control_characters_are_shown(
     assert "\x07" not in out
 
 
+def test_a_state_that_its_owners_have_lost_comes_from_somewhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lost = {"source": "checkpoints/iter_0000004", "state_digests": {}, "redone_steps": 3}
+    out = said(capsys, job(tmp_path, RECEIPT | lost))
+    assert "    state from checkpoints/iter_0000004, 3.0 MiB moved" in out
+    assert "state verified" not in out
+
+
 def test_a_large_layout_is_drawn_with_alike_neighbours_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
