@@ -22,7 +22,8 @@ def holdings(pid: int | str = "self") -> Holdings:
     """What a process holds now.
 
     Memory is what is resident: without what it shares with others on purpose (``rss_bytes``), and
-    with every shared page counted in parts (``pss_bytes``).
+    without files as well, with every shared page counted in parts (``pss_bytes``). Pages of files
+    are no measure in parts: each process has more of them when others have touched fewer.
 
     Raises:
         OSError: there is no such process, or it is not ours to look into.
@@ -35,7 +36,7 @@ def holdings(pid: int | str = "self") -> Holdings:
         **{kind: kinds.count(kind) for kind in ("sockets", "pipes", "files", "other_fds")},
         "threads": len(os.listdir(folder / "task")),
         "rss_bytes": status["VmRSS"] - status["RssShmem"],
-        "pss_bytes": _sizes(folder / "smaps_rollup")["Pss"],
+        "pss_bytes": _sizes(folder / "smaps_rollup")["Pss_Anon"],
     }
 
 
