@@ -178,9 +178,10 @@ class _Quiet:
         self._since_s, self._busy_s = time.monotonic(), self._helpers_s()
 
     def is_reached(self) -> bool:
-        now_s, busy = time.monotonic(), self._helpers_s()
+        now_s = time.monotonic()
         if now_s - self._since_s < QUIET_S:
             return False
+        busy = self._helpers_s()
         idle = busy - self._busy_s <= QUIET_RATIO * (now_s - self._since_s)
         self._since_s, self._busy_s = now_s, busy
         return idle
