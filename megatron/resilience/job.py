@@ -44,7 +44,7 @@ from megatron.resilience.upstream.resume import job_store, resolve_load
 from megatron.resilience.upstream.rng import RngKeeper
 from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.environment import RankEnvironment
-from resihp_ext.errors import EXIT_OK, ResiHPError, UserError
+from resihp_ext.errors import EXIT_OK, CheckpointError, ResiHPError, UserError
 from resihp_ext.events import Event, EventLog
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,10 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
         # Upstream leaves its training loop by SystemExit at --exit-interval and the like.
+        unsaved = None
         if kind is None or issubclass(kind, SystemExit):
-            self._end()
+            unsaved = self._unsaved()
+            self._end(EXIT_OK if unsaved is None else unsaved.exit_code)
         if self.events is not None:
             self.events.close()
         self.patches.undo_all()
@@ -147,6 +149,18 @@ class Job:
             error.speaks = self._first_to_say(str(error))
             if self.survivor is not None and isinstance(error, StoppedError):
                 self.survivor.leave(error.exit_code, str(error))
+        if unsaved is not None:
+            raise unsaved
+
+    def _unsaved(self) -> CheckpointError | None:
+        """What a job that could not save its last checkpoint ends with."""
+        failed = None if self.executor is None else self.executor.saving.failed
+        if failed is None:
+            return None
+        text = f"the last checkpoint, of step {failed.step}, could not be saved; see above"
+        error = CheckpointError(text)
+        error.speaks = self._first_to_say(text)
+        return error
 
     def _first_to_say(self, text: str) -> bool:
         """Whether no other rank has met this very error yet; all speak when the store is gone."""
@@ -156,7 +170,7 @@ class Job:
         except RuntimeError:
             return True
 
-    def _end(self) -> None:
+    def _end(self, exit_code: int) -> None:
         if self.on_trained is not None:
             self.on_trained()
         if self.events is not None:
@@ -165,7 +179,7 @@ class Job:
             self.events.write(Event.JOB_END, step=self._step, **traffic)
         if self.survivor is not None:
             self.survivor.meet()
-            self.survivor.leave()
+            self.survivor.leave(exit_code)
         elif torch.distributed.is_initialized():
             # Without the barrier a fast rank closes its sockets under a slower one's last message.
             torch.distributed.barrier()

@@ -137,7 +137,7 @@ def troubled(job: Job, message: say.Troubled) -> list[Action]:
     waits = recovery is not None and not recovery.told
     oldest = job.epoch if recovery is not None else job.ran
     if slot.state in CONNECTED and message.epoch >= oldest and not waits and job.trouble is None:
-        reason = f"rank {message.rank} lost a connection: {message.text}"
+        reason = f"rank {message.rank} cannot go on: {message.text}"
         job.trouble = Trouble(reason, job.now_s)
     return []
 

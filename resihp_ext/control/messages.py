@@ -103,7 +103,7 @@ class Loading(Message, frozen=True, kw_only=True, tag="loading"):
 
 
 class Troubled(Message, frozen=True, kw_only=True, tag="troubled"):
-    """A worker has lost a connection and does not know why."""
+    """A worker has lost a connection and does not know why, or cannot do what others wait for."""
 
     rank: Rank
     epoch: Count

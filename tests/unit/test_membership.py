@@ -278,7 +278,7 @@ def test_a_lost_connection_without_a_loss_gathers_all() -> None:
     assert (view.members, view.losses) == ((0, 1, 2, 3), ())
     job.arrive(0, 1, 2, 3)
     job.plan()
-    assert job.said(say.Go)[0].reason == "rank 2 lost a connection: connection reset"
+    assert job.said(say.Go)[0].reason == "rank 2 cannot go on: connection reset"
 
 
 def test_a_loss_explains_a_lost_connection() -> None:

@@ -27,6 +27,7 @@ from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.player import Pass, Player
 from megatron.resilience.executor.replay import History
 from megatron.resilience.executor.runtime import Step
+from megatron.resilience.executor.saving import Saving
 from megatron.resilience.executor.sources import KeptCopies, NoCopies
 from megatron.resilience.executor.totals import lengths_here, report, summed, totals
 from megatron.resilience.executor.transition import Held, StateLostError
@@ -73,6 +74,7 @@ class Executor:
         self._player = Player(self.traffic, device)
         self._fresh = True
         self.guard: Guard = NoGuard()
+        self.saving = Saving(device)
         self.copies: KeptCopies = NoCopies()
         self.restore: Callable[[list[torch.nn.Module]], tuple[int, str]] = _nothing_to_restore
         """Loads the newest sound checkpoint into the present layout; returns the updates done in it

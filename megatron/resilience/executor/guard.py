@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from resihp_ext.errors import CheckpointError
+
 Figures = tuple[float, ...]
+
+
+class SpoiledError(CheckpointError):
+    """This rank cannot finish a stretch of work that others wait for it in: all break off."""
 
 
 class Guard(Protocol):

@@ -28,6 +28,15 @@ _REFUSED = {
     "perform_rl_step": "--perform-rl-step",
     "iterations_to_skip": "--iterations-to-skip",
     "decrease_batch_size_if_needed": "--decrease-batch-size-if-needed",
+    "async_save": "--async-save",
+    "ckpt_assume_constant_structure": "--ckpt-assume-constant-structure",
+    "log_straggler": "--log-straggler",
+    "check_weight_hash_across_dp_replicas_interval": (
+        "--check-weight-hash-across-dp-replicas-interval"
+    ),
+    "log_params_norm": "--log-params-norm",
+    "wandb_project": "--wandb-project",
+    "rampup_batch_size": "--rampup-batch-size",
 }
 
 
@@ -46,10 +55,12 @@ def refuse(args: argparse.Namespace, initial_weights: str) -> None:
         found.append("--cuda-graph-impl")
     if args.ckpt_format != "torch_dist":
         found.append(f"--ckpt-format {args.ckpt_format}")
+    if args.non_persistent_ckpt_type == "local":
+        found.append("--non-persistent-ckpt-type local")
     if initial_weights != "logical":
         found.append("--initial-weights upstream")
     if found:
-        raise UserError(f"{', '.join(found)}: cannot be combined with --resilience-plan-schedule")
+        raise UserError(f"{', '.join(found)}: cannot be combined with --resilience")
 
 
 def require_fit(

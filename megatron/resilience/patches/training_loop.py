@@ -53,6 +53,9 @@ class StepExecutor(Protocol):
     @property
     def saved(self) -> Callable[[int], None]: ...
 
+    @property
+    def saving(self) -> Any: ...
+
 
 class TrainingLoop(Patch):
     """Asks ``executor`` instead of upstream, when there is one."""
@@ -76,7 +79,9 @@ class TrainingLoop(Patch):
             or signature_drift(module.consume_seqlen_stats_in_iteration, "")
             or signature_drift(module.print_datetime, "string, override_timestamp")
             or _lacks(module.train, "opt_param_scheduler")
-            or _lacks(module.save_checkpoint, "non_persistent_ckpt", *GROUPS_OF_A_SAVE)
+            or _lacks(
+                module.save_checkpoint, "iteration", "non_persistent_ckpt", *GROUPS_OF_A_SAVE
+            )
             or _lacks(module.checkpoint_and_decide_exit, "iteration")
             or signature_drift(
                 module.get_megatron_optimizer,
@@ -150,17 +155,19 @@ class TrainingLoop(Patch):
                 return
             executor = self.executor
 
-            def attempt() -> tuple[float, ...]:
+            def save() -> None:
                 # Those that the caller has looked up may be of an earlier layout by now.
                 for name, group in GROUPS_OF_A_SAVE.items():
                     if name in kwargs:
                         kwargs[name] = getattr(executor.groups, group)
                 original(*args, **kwargs)
-                return ()
 
-            executor.guard.run("checkpoint", attempt)
-            if not kwargs.get("non_persistent_ckpt") and not kwargs.get("release"):
-                executor.saved(int(args[0] if args else kwargs["iteration"]))
+            step = int(args[0] if args else kwargs["iteration"])
+            whole = executor.saving.run(
+                executor.guard, save, step=step, directory=str(module.get_args().save)
+            )
+            if whole and not kwargs.get("non_persistent_ckpt") and not kwargs.get("release"):
+                executor.saved(step)
 
         return "save_checkpoint", save_checkpoint
 

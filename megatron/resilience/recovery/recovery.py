@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from megatron.resilience.executor.change import Cause, Change
-from megatron.resilience.executor.guard import Figures
+from megatron.resilience.executor.guard import Figures, SpoiledError
 from megatron.resilience.executor.manifest import exchange_texts
 from megatron.resilience.executor.modules import ModuleFactory
 from megatron.resilience.executor.replay import replay, share
@@ -197,7 +197,7 @@ class Recovery:
         """Raises the error, unless it comes of a failure elsewhere."""
         if isinstance(error, SupersededError):
             return
-        network = isinstance(error, AbortedError) or _of_network(error)
+        network = isinstance(error, AbortedError | SpoiledError) or _of_network(error)
         logger.debug("broken off", exc_info=error)
         if network and not self.member.abort.raised:
             self.member.tell(

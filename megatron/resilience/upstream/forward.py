@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,15 +49,28 @@ class ForwardStep:
         self._rng.restore()
         timers = get_timers()
         timers("batch-generator", log_level=2).start()
-        with self._stragglers(bdata=True):
+        with self._timed(data=True):
             vp_stage = get_attr_wrapped_model(model, "vp_stage")
             batch = next_micro_batch(data_iterator, self._device, vp_stage)
         timers("batch-generator").stop()
         if self._on_micro_batch is not None and model.training:
             self._on_micro_batch(batch)
-        with self._stragglers:
+        with self._timed():
             output = _run(model, batch)
         return output, functools.partial(loss_of, batch.loss_mask)
+
+    @contextmanager
+    def _timed(self, *, data: bool = False) -> Iterator[None]:
+        """Lets upstream's detector time what is inside.
+
+        Its own context manager logs a traceback of whatever leaves it, also of what is survived.
+        """
+        detector = self._stragglers(bdata=data)
+        detector.start()
+        try:
+            yield
+        finally:
+            detector.stop()
 
 
 def _run(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
