@@ -37,6 +37,7 @@ from megatron.resilience.recovery.survive import Surroundings, Survivor
 from megatron.resilience.settings import Settings, add_our_flags
 from megatron.resilience.upstream import arguments, parallel
 from megatron.resilience.upstream.batch import MicroBatch
+from megatron.resilience.upstream.board import Board
 from megatron.resilience.upstream.datasets import DatasetProvider
 from megatron.resilience.upstream.forward import ForwardStep
 from megatron.resilience.upstream.origin import require_wheel
@@ -62,6 +63,7 @@ class Job:
             UpstreamDriftError: the installed Megatron is not one that the patches know.
         """
         require_wheel()
+        self.board: Board | None = None
         self.rank = RankEnvironment.from_environ(os.environ)
         self.patches = PatchSet()
         self.device = _choose_device(argv)
@@ -70,6 +72,10 @@ class Job:
         self._agent = WorkerEnvironment.from_environ(os.environ)
         newcomer = self._agent is not None and self._agent.joins
         self.layout = planned_layout(words, _settings(argv), self.rank, newcomer=newcomer)
+        self._newcomer = newcomer
+        if isinstance(self.layout, Planned):
+            self.board = Board(self.rank.rank, self._writers)
+            self.patches.tensorboard_writer.board = self.board
         self.args = self.layout.parse(words, add_our_flags)
         self.settings = Settings.from_namespace(self.args)
         self._share_gpus()
@@ -102,7 +108,7 @@ class Job:
         self._iterations = IterationRecords(self.events, self.rank.rank)
         self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration
-        if self.rank.rank == 0:
+        if self.rank.rank == 0 and not newcomer:
             print(self.device.banner, flush=True)  # noqa: T201 - the banner for people
 
     def __enter__(self) -> Self:
@@ -138,6 +144,8 @@ class Job:
             self._end(EXIT_OK if unsaved is None else unsaved.exit_code)
         if self.events is not None:
             self.events.close()
+        if self.board is not None:
+            self.board.close()
         self.patches.undo_all()
         if isinstance(error, AssertionError) and not self._started:
             # Upstream refuses flags and checkpoints by assertions, up to the first micro-batch.
@@ -286,7 +294,7 @@ class Job:
 
     def _keep_models(self, models: list[torch.nn.Module]) -> list[torch.nn.Module]:
         self.models = models
-        if self.events is not None and self.rank.rank == 0:
+        if self.events is not None and self.rank.rank == 0 and not self._newcomer:
             self.events.write(Event.JOB_START, step=self._resumed_step, **self._description())
         return models
 
@@ -339,10 +347,17 @@ class Job:
             self._forget_micro_batches()
         if self.events is not None:
             self._iterations.done(iteration, self._members())
+        if self.board is not None:
+            self.board.step_done()
 
     def _members(self) -> Sequence[int]:
         """Ranks that train together, ascending."""
         return range(self.rank.world_size) if self.executor is None else self.executor.world.members
+
+    def _writers(self) -> Sequence[int]:
+        """The same; none while this rank prepares alone for a job that it is to join."""
+        joined = self.survivor is not None and self.survivor.recovery.has_changed
+        return () if self._newcomer and not joined else self._members()
 
 
 def resilience_dir(settings: Settings, args: argparse.Namespace) -> Path:

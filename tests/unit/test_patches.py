@@ -29,6 +29,7 @@ TRAINING = "megatron.training.training"
 ASYNC_UTILS = "megatron.core.dist_checkpointing.strategies.async_utils"
 RANDOM = "megatron.core.tensor_parallel.random"
 TIMERS = "megatron.core.timers"
+GLOBALS = "megatron.training.global_vars"
 MISSING = object()
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -42,6 +43,7 @@ def owners() -> list[Any]:
     """Every object that some patch may change."""
     torch_name = module_of(registry.TorchName)
     names = {*torch_name.MODULES, torch_name.REFUSES_WITHOUT_CUDA, DATASETS, TRAINING, RANDOM}
+    names |= {GLOBALS}
     modules = [importlib.import_module(name) for name in sorted(names)]
     caller = importlib.import_module(ASYNC_UTILS).PersistentAsyncCaller
     optimizer = importlib.import_module(OPTIMIZER).DistributedOptimizer
@@ -150,6 +152,7 @@ DRIFTS = [
     (registry.LocalTimers, "Timer", "start"),
     (registry.LocalTimers, "Timer", "stop"),
     (registry.LocalTimers, "Timers", "_get_elapsed_time_all_ranks"),
+    (registry.TensorboardWriter, GLOBALS, "_set_tensorboard_writer"),
     (registry.TorchName, TIMERS, "torch"),
     (registry.TorchName, "megatron.training.initialize", "torch"),
     (registry.TensorType, "torch.Tensor", "type"),
@@ -265,6 +268,7 @@ def test_the_whole_set_applies_and_undoes(device: str) -> None:
     }
     timers = {"start", "stop", "_get_elapsed_time_all_ranks"}
     everywhere = {"compile_helpers", "training_log", *loop, *adam, *writer, *timers, "_plugins"}
+    everywhere |= {"_set_tensorboard_writer"}
     on_cpu = {"async_loop", "torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
     assert names == everywhere | (on_cpu if device == "cpu" else set())
 

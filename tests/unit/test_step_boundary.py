@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core import num_microbatches_calculator as calculator
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron.resilience.executor.world import World
@@ -82,10 +84,20 @@ class Rank:
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """Stands for Megatron's global arguments, which need a whole job around them."""
-    found = argparse.Namespace(curr_iteration=0, train_iters=100)
+    found = argparse.Namespace(curr_iteration=0, train_iters=100, consumed_train_samples=0)
     for module in (boundary_module, loop_module):
         monkeypatch.setattr(module, "current_args", lambda: found)
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def growing_batch() -> Iterator[None]:
+    """Megatron's own counting: 8 samples a step, from the 32nd sample on 16."""
+    calculator.init_num_microbatches_calculator(
+        0, micro_batch_size=2, data_parallel_size=1, step_batch_size_schedule="0:8 32:16"
+    )
+    yield
+    calculator.destroy_num_microbatches_calculator()
 
 
 def propose(number: int, *members: int) -> say.Propose:
@@ -138,7 +150,7 @@ def test_a_proposal_is_taken_up_some_steps_after_all_know_it(arguments: argparse
     ranks = [Rank(rank, (2, 5)) for rank in (2, 5)]
     ranks[0].member.hear(propose(3, 2, 3, 5))
     arguments.curr_iteration = 10
-    arguments.num_floating_point_operations_so_far = 1e15
+    arguments.consumed_train_samples = 24
     vote(ranks)
     assert not agreed(ranks[0]), "one of two does not know it yet"
     ranks[1].member.hear(propose(3, 2, 3, 5))
@@ -146,7 +158,7 @@ def test_a_proposal_is_taken_up_some_steps_after_all_know_it(arguments: argparse
     vote(ranks)
     (word,) = agreed(ranks[0])
     assert (word.number, word.step) == (3, 11 + STEPS_AHEAD)
-    assert json.loads(word.loop) == 1e15
+    assert json.loads(word.loop) == {"consumed_train_samples": 24 + 8 + 16}
     assert not agreed(ranks[1]), "the lowest member speaks for all"
     vote(ranks)
     assert len(agreed(ranks[0])) == 1, "what is agreed is not agreed again"
@@ -195,7 +207,7 @@ def test_nobody_is_taken_in_behind_the_last_step(arguments: argparse.Namespace) 
 
 @given(known=st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_ballots_agree_if_and_only_if_all_know_the_same(known: list[int]) -> None:
-    found = argparse.Namespace(curr_iteration=0, train_iters=100)
+    found = argparse.Namespace(curr_iteration=0, train_iters=100, consumed_train_samples=0)
     with pytest.MonkeyPatch.context() as patch:
         for module in (boundary_module, loop_module):
             patch.setattr(module, "current_args", lambda: found)
@@ -252,4 +264,22 @@ def test_a_newcomer_goes_on_with_the_rate_and_the_counts_of_the_others(
     counted = (arguments.consumed_train_samples, arguments.consumed_valid_samples)
     assert counted == (56, 4)
     assert arguments.skipped_train_samples == 0
-    assert LoopState.floating_point_operations() == 2.5e15
+    assert arguments.num_floating_point_operations_so_far == 2.5e15
+
+
+def test_a_newcomer_begins_with_the_batch_size_of_the_others(
+    arguments: argparse.Namespace,
+) -> None:
+    """Upstream saves a checkpoint when the size grows, and all must see it in the same step."""
+    for consumed, size in ((0, 8), (24, 16), (48, 16)):
+        calculator.update_num_microbatches(arguments.consumed_train_samples, False)
+        arguments.consumed_train_samples = consumed
+        text = LoopState.ahead(STEPS_AHEAD)
+        assert calculator.get_current_global_batch_size() == (8 if consumed < 32 else 16)
+        calculator.update_num_microbatches(0, False)
+        arguments.consumed_train_samples = 0
+        LoopState.begin(7, text)
+        assert arguments.iteration == 7
+        assert calculator.get_num_microbatches() == size // 2
+        calculator.update_num_microbatches(arguments.consumed_train_samples, True)
+        assert calculator.get_num_microbatches() == size // 2, "no change in its first step"

@@ -45,7 +45,8 @@ class TimetableDriver:
         self._events = events
         self._first = executor.seat.rank == 0
         self.receipts: list[dict[str, Any]] = []
-        self._keep_plan(executor.plan)
+        if executor.plan.replicas:  # a newcomer prepares with a plan that is nobody else's
+            self._keep_plan(executor.plan)
         exempt_what_is_here()
         few_arenas()
 

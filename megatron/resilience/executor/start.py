@@ -14,6 +14,7 @@ from megatron.resilience.executor.limits import prepare, refuse, require_fit
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream import arguments
+from megatron.resilience.upstream.batch_size import sizes_of
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import UserError
 from resihp_ext.plan.plan import Device, Plan, PlanError, uniform_plan
@@ -190,23 +191,34 @@ def _numbers(words: Sequence[str], flags: Mapping[str, int | None]) -> dict[str,
     return vars(known)
 
 
+def _global_batches(words: Sequence[str]) -> list[tuple[str, int]]:
+    """Every size that the global batch will have, and the flag that says so."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = arguments.refuse  # type: ignore[method-assign]
+    parser.add_argument(flag := "--step-batch-size-schedule", default=None)
+    known, _ = parser.parse_known_args(list(words))
+    if known.step_batch_size_schedule is not None:
+        return [(flag, size) for size in sizes_of(known.step_batch_size_schedule)]
+    size = _numbers(words, {"--global-batch-size": None})["global_batch_size"]
+    if not size or size < 1:
+        raise UserError("--resilience needs --global-batch-size")
+    return [("--global-batch-size", size)]
+
+
 def _frame(words: Sequence[str], rank: RankEnvironment) -> Frame:
     """What a plan has to fit, from the few flags that say so."""
-    found = _numbers(
-        words, dict.fromkeys(("--num-layers", "--global-batch-size", "--micro-batch-size"))
-    )
+    found = _numbers(words, dict.fromkeys(("--num-layers", "--micro-batch-size")))
     for name, value in found.items():
         if not value or value < 1:
             raise UserError(f"--resilience needs --{name.replace('_', '-')}")
-    num_layers, global_batch, micro_batch = found.values()
-    if global_batch % micro_batch:
-        raise UserError(
-            f"--global-batch-size {global_batch} is not a multiple of "
-            f"--micro-batch-size {micro_batch}"
-        )
+    num_layers, micro_batch = found.values()
+    sizes = _global_batches(words)
+    for flag, size in sizes:
+        if size % micro_batch:
+            raise UserError(f"{flag} {size} is not a multiple of --micro-batch-size {micro_batch}")
     return Frame(
         num_layers=num_layers,
-        micro_batches=global_batch // micro_batch,
+        micro_batches=max(size for _, size in sizes) // micro_batch,
         devices=tuple(
             Device(rank=number, node=number // rank.local_world_size)
             for number in range(rank.world_size)

@@ -17,6 +17,7 @@ from megatron.resilience.patches.distributed_adam import DistributedAdam
 from megatron.resilience.patches.group_birth import GroupBirth
 from megatron.resilience.patches.local_timers import LocalTimers
 from megatron.resilience.patches.lost_checkpoint_worker import LostCheckpointWorker
+from megatron.resilience.patches.tensorboard_writer import TensorboardWriter
 from megatron.resilience.patches.training_log import TrainingLog
 from megatron.resilience.patches.training_loop import TrainingLoop
 
@@ -33,6 +34,7 @@ KINDS: tuple[type[Patch], ...] = (
     LostCheckpointWorker,
     GroupBirth,
     LocalTimers,
+    TensorboardWriter,
 )
 
 
@@ -44,9 +46,11 @@ class PatchSet:
         self.training_loop = TrainingLoop()
         self.group_birth = GroupBirth()
         self.local_timers = LocalTimers()
+        self.tensorboard_writer = TensorboardWriter()
         kept: dict[type[Patch], Patch] = {
             GroupBirth: self.group_birth,
             LocalTimers: self.local_timers,
+            TensorboardWriter: self.tensorboard_writer,
             TrainingLog: self.training_log,
             TrainingLoop: self.training_loop,
         }

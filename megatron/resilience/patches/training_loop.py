@@ -148,6 +148,7 @@ class TrainingLoop(Patch):
 
     def _save(self, module: Any) -> tuple[str, Any]:
         original = module.save_checkpoint
+        from megatron.resilience.upstream.arguments import current_args
 
         def save_checkpoint(*args: Any, **kwargs: Any) -> None:
             if self.executor is None:
@@ -164,7 +165,7 @@ class TrainingLoop(Patch):
 
             step = int(args[0] if args else kwargs["iteration"])
             whole = executor.saving.run(
-                executor.guard, save, step=step, directory=str(module.get_args().save)
+                executor.guard, save, step=step, directory=str(current_args().save)
             )
             if whole and not kwargs.get("non_persistent_ckpt") and not kwargs.get("release"):
                 executor.saved(step)

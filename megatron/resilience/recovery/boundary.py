@@ -8,7 +8,6 @@ and nobody waits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import torch
@@ -99,7 +98,7 @@ class Boundary:
             return  # nobody comes to that boundary
         self._due = step + STEPS_AHEAD, proposal.number
         if member.rank == min(self._recovery.world.members):
-            loop = json.dumps(LoopState.floating_point_operations())
+            loop = LoopState.ahead(STEPS_AHEAD)
             member.tell(
                 say.Agreed(rank=member.rank, number=proposal.number, step=self._due[0], loop=loop)
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.resilience.upstream.arguments import current_args
+from megatron.resilience.upstream.batch_size import global_batch_size
 
 _COUNTERS = (
     "consumed_train_samples",
@@ -56,6 +57,26 @@ class LoopState:
         return int(found["done"])
 
     @staticmethod
-    def floating_point_operations() -> float:
-        """Counted so far, by the arguments."""
-        return float(getattr(current_args(), "num_floating_point_operations_so_far", 0.0))
+    def ahead(steps: int) -> str:
+        """JSON of what a newcomer's loop has to begin with, so many steps later.
+
+        Told before all meet it. The batch size may grow with the samples, and upstream saves
+        a checkpoint whenever it sees that: a newcomer must not see it alone.
+        """
+        now = consumed = int(current_args().consumed_train_samples)
+        for _ in range(steps):
+            consumed += global_batch_size(consumed)
+        global_batch_size(now)
+        return json.dumps({"consumed_train_samples": consumed})
+
+    @staticmethod
+    def begin(step: int, text: str) -> None:
+        """Lets the loop of a newcomer begin where the members will be.
+
+        Args:
+            text: What a member has told with :meth:`ahead`.
+        """
+        args = current_args()
+        args.iteration = step
+        args.consumed_train_samples = int(json.loads(text)["consumed_train_samples"])
+        global_batch_size(args.consumed_train_samples)

@@ -28,7 +28,6 @@ from megatron.resilience.recovery.member import Member
 from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.recovery.shards import Shards
-from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.control.client import WorkerLink
 from resihp_ext.control.messages import Hello, Leaving
 from resihp_ext.control.worker_environment import WorkerEnvironment
@@ -159,8 +158,7 @@ class Survivor:
             self._newcomer = False
             self._pace.enter("ready", waiting=True)
             enter = self._member.wait_to_enter(self._rank)
-            args = current_args()
-            args.iteration = enter.step
+            LoopState.begin(enter.step, enter.loop)
         else:
             self._shards.begin()
 
