@@ -161,6 +161,7 @@ def test_wrong_timetables(words: list[str], tmp_path: Path, text: str, expected:
     [
         (["--resilience", "--fp16"], "--fp16: use --bf16: cannot be combined with"),
         (["--resilience", "--overlap-grad-reduce"], "--overlap-grad-reduce: cannot be combined"),
+        (["--resilience", "--async-save"], "--async-save: cannot be combined with --resilience"),
         ([], "--resilience-plan-schedule needs --resilience"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

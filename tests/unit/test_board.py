@@ -138,6 +138,7 @@ def test_upstream_gets_the_board_on_every_rank(patch: TensorboardWriter) -> None
     patch.board = board = Board(0, lambda: (0,))
     args = SimpleNamespace(rank=0, world_size=4, tensorboard_dir="tb", tensorboard_queue_size=5)
     global_vars._set_tensorboard_writer(args)
+    args.world_size = 8  # once all are connected
     assert global_vars.get_tensorboard_writer() is board
     board.add_scalar("loss", 1.0, 1)
     assert isinstance(board._real, Written)

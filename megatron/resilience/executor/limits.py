@@ -36,7 +36,7 @@ _REFUSED = {
     ),
     "log_params_norm": "--log-params-norm",
     "wandb_project": "--wandb-project",
-    "rampup_batch_size": "--rampup-batch-size",
+    "rampup_batch_size": "--rampup-batch-size (obsolete; give --step-batch-size-schedule)",
 }
 
 

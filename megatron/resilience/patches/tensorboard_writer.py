@@ -45,15 +45,16 @@ class TensorboardWriter(Patch):
                 return
 
             def open_writer() -> Any:
-                # Upstream opens it, on the rank that it takes for the last one.
-                found, args.rank, module._GLOBAL_TENSORBOARD_WRITER = args.rank, last, None
+                # Upstream opens it, on the rank that it takes for the last one: of how many it
+                # thinks changes when it connects them.
+                found, args.rank = args.rank, args.world_size - 1
+                module._GLOBAL_TENSORBOARD_WRITER = None
                 try:
                     original(args)
                     return module._GLOBAL_TENSORBOARD_WRITER
                 finally:
                     args.rank, module._GLOBAL_TENSORBOARD_WRITER = found, self.board
 
-            last = args.world_size - 1
             self.board.open_writer = open_writer
             if getattr(args, "tensorboard_dir", None):
                 module._GLOBAL_TENSORBOARD_WRITER = self.board

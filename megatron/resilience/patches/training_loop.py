@@ -79,9 +79,7 @@ class TrainingLoop(Patch):
             or signature_drift(module.consume_seqlen_stats_in_iteration, "")
             or signature_drift(module.print_datetime, "string, override_timestamp")
             or _lacks(module.train, "opt_param_scheduler")
-            or _lacks(
-                module.save_checkpoint, "iteration", "non_persistent_ckpt", *GROUPS_OF_A_SAVE
-            )
+            or _lacks(module.save_checkpoint, "iteration", "non_persistent_ckpt", *GROUPS_OF_A_SAVE)
             or _lacks(module.checkpoint_and_decide_exit, "iteration")
             or signature_drift(
                 module.get_megatron_optimizer,
