@@ -23,7 +23,8 @@ rank, how, folder = int(os.environ["RANK"]), sys.argv[1], pathlib.Path(sys.argv[
 def say(stream, line):  # one write a line: print makes several under PYTHONUNBUFFERED
     os.write(stream.fileno(), (line + "\\n").encode())
 if how == "ok":
-    say(sys.stdout, f"rank {rank} of {os.environ['WORLD_SIZE']} omp {os.environ['OMP_NUM_THREADS']}")
+    size, threads = os.environ["WORLD_SIZE"], os.environ["OMP_NUM_THREADS"]
+    say(sys.stdout, f"rank {rank} of {size} omp {threads}")
     sys.exit(0)
 if how == "usage":
     say(sys.stderr, f"error: rank {rank}: bad flag")

@@ -84,12 +84,12 @@ class Saving:
             save()
         except CheckpointException as error:
             # Raised by all ranks together; the details are known to the first one.
-            self._cause = _first_failure(error)
+            self._cause = why_failed(error)
             return (1.0,)
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:
-            self._cause = _one_line(error)
+            self._cause = why_failed(error)
             raise SpoiledError(f"checkpoint of step {step}: {self._cause}") from error
         return (0.0,)
 
@@ -122,11 +122,10 @@ def forget_results() -> None:
         queue.get_nowait()
 
 
-def _first_failure(error: CheckpointException) -> str:
-    for rank, (failure, _trace) in sorted(error.failures.items()):
-        return f"rank {rank}: {_one_line(failure)}"
-    return ""
-
-
-def _one_line(error: BaseException) -> str:
+def why_failed(error: BaseException) -> str:
+    """The reason of a failed save in one line; empty where only another rank knows it."""
+    if isinstance(error, CheckpointException):
+        for rank, (failure, _trace) in sorted(error.failures.items()):
+            return f"rank {rank}: {why_failed(failure)}"
+        return ""
     return " ".join(str(error).split())[:500]

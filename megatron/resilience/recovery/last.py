@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import distributed
+from torch.distributed.checkpoint import CheckpointException
 
 from megatron.resilience.checkpoint.choose import iteration_directory
 from megatron.resilience.checkpoint.verify import CONFIG_FILE
 from megatron.resilience.executor.manifest import exchange_texts
+from megatron.resilience.executor.saving import forget_results, why_failed
 from megatron.resilience.patches.training_loop import GROUPS_OF_A_SAVE
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import StoppedError
@@ -48,8 +50,8 @@ def leave_saved(
         try:
             rebuild()
             _save(executor, shards, loop)
-        except Exception as error:
-            logger.warning("there is no last checkpoint: %s", error)
+        except (Exception, CheckpointException) as error:
+            logger.warning("there is no last checkpoint: %s", why_failed(error))
             logger.debug("there is no last checkpoint", exc_info=error)
     raise StoppedError(go.exit_code, go.last)
 
@@ -65,6 +67,7 @@ def _save(executor: Executor, shards: Shards, loop: LoopState) -> None:
     step, samples = place
     folder = iteration_directory(Path(args.save), step)
     new = executor.seat.rank == executor.world.members[0] and not folder.exists()
+    forget_results()
     try:
         save_state(
             executor.models,
@@ -76,7 +79,7 @@ def _save(executor: Executor, shards: Shards, loop: LoopState) -> None:
                 name: getattr(executor.groups, group) for name, group in GROUPS_OF_A_SAVE.items()
             },
         )
-    except Exception:
+    except (Exception, CheckpointException):
         if new and not (folder / CONFIG_FILE).exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise
