@@ -29,14 +29,6 @@ if how == "ok":
 if how == "usage":
     say(sys.stderr, f"error: rank {rank}: bad flag")
     sys.exit(2)
-if how == "flaky":
-    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    if restarts == "0" and rank == 1:
-        sys.exit(7)
-    if restarts != "0":
-        say(sys.stdout, f"rank {rank}: " + " ".join(sorted(os.environ)))
-    time.sleep(0 if restarts != "0" else 300)
-    sys.exit(0)
 if how == "crash" and rank == 1:
     sys.exit(7)
 if how == "killed" and rank == 1:
@@ -117,34 +109,6 @@ def test_success_forwards_output_and_says_nothing_itself(start: Start, tmp_path:
     assert sorted(out.splitlines()) == ["rank 0 of 2 omp 1", "rank 1 of 2 omp 1"]
     assert (process.returncode, err) == (0, "")
     assert not list(tmp_path.glob("resihp-run-*")), "a log folder was left behind"
-
-
-def test_workers_that_survive_nobody_are_started_as_by_torchrun(
-    start: Start, tmp_path: Path
-) -> None:
-    """The same variables, and all of them anew when one fails; nothing is left in the folder."""
-    words = job(tmp_path, "flaky", "--max-restarts", "1")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words]
-    theirs = subprocess.run(
-        torchrun, capture_output=True, text=True, cwd=tmp_path, timeout=TIME_LIMIT_S
-    )
-    assert theirs.returncode == 0, theirs.stderr
-    process = start(*words)
-    out, err = process.communicate(timeout=TIME_LIMIT_S)
-    assert (process.returncode, err) == (0, "")
-    ours, expected = (
-        [
-            {name for name in line.split() if not name.startswith("RESIHP_")}
-            for line in sorted(text.splitlines())
-        ]
-        for text in (out, theirs.stdout)
-    )
-    assert len(expected) == 2
-    # The launchers' own folders, and theirs, as the fixture sets them.
-    assert [found - {"TMPDIR", "LOGLEVEL"} for found in ours] == [
-        found - {"TMPDIR", "LOGLEVEL"} for found in expected
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["worker.py"]
 
 
 def test_usage_error_of_workers_is_the_only_thing_said(start: Start, tmp_path: Path) -> None:
