@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly work=.demo steps=40 python=.venv/bin/python
+readonly work=.demo steps=44 python=.venv/bin/python
 started=$(date +%s)
 mkdir -p "$work"
 
