@@ -47,6 +47,7 @@ from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import EXIT_OK, CheckpointError, ResiHPError, UserError
 from resihp_ext.events import Event, EventLog
+from resihp_ext.launcher.warm import refuse_if_warm
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Job:
             SystemExit: all steps are already done; with code 0.
             UpstreamDriftError: the installed Megatron is not one that the patches know.
         """
+        refuse_if_warm()
         require_wheel()
         self.board: Board | None = None
         self.rank = RankEnvironment.from_environ(os.environ)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from resihp_ext.control import messages as say
 from resihp_ext.errors import EXIT_OK
 from resihp_ext.launcher.admission import Admission, JobEndedError
 from resihp_ext.launcher.control import JobControl
+from resihp_ext.launcher.first_workers import forked_handlers
 from resihp_ext.launcher.meeting import JobAddress, JobRunsError
 from resihp_ext.launcher.places import Failed, Finished, Place
-from resihp_ext.launcher.supervisor import Supervisor
-from resihp_ext.launcher.warm_process import WarmProcess
+from resihp_ext.launcher.supervisor import WARM, Supervisor
+from resihp_ext.launcher.warm_process import State, WarmProcess
 from resihp_ext.launcher.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -187,23 +189,47 @@ class NodeAgent(LocalElasticAgent):
                 newcomer=self._late,
             )
             self._control.started(rank, self._incarnations[rank])
+        warm = None
+        if self._options.warm:
+            warm = self._warm_process(context.entrypoint, context.args[0], context.envs[0])
         return Supervisor(
             places=places,
             incarnations=self._incarnations,
             context=context,
             control=self._control,
             watch=self._options.watch,
-            warm=self._warm_process(context),
+            warm=warm,
             warm_sign=self._control.sign,
             numa_options=group.spec.numa_options,
         )
 
-    def _warm_process(self, context: Any) -> WarmProcess | None:
-        if self._warm is None and self._options.warm:
-            command = [str(word) for word in (context.entrypoint, *context.args[0])]
-            env = os.environ | context.envs[0]
+    # Starting
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        forks = self._options.warm and isinstance(worker_group.spec.entrypoint, str)
+        with forked_handlers(self._begin_warm) if forks else contextlib.nullcontext():
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        if self._warm is not None and self._warm.state is State.READY:
+            self._control.sign.touch()
+        return pids
+
+    def _begin_warm(
+        self, entrypoint: str, args: Sequence[Any], env: Mapping[str, str]
+    ) -> WarmProcess:
+        """The node's warm process, before any worker runs."""
+        warm = self._warm_process(entrypoint, args, env)
+        descriptor = warm.start_if_due(nice=False)
+        if descriptor is not None:
+            self._options.watch.add(WARM, descriptor)
+        return warm
+
+    def _warm_process(
+        self, entrypoint: str, args: Sequence[Any], env: Mapping[str, str]
+    ) -> WarmProcess:
+        if self._warm is None:
+            command = [str(word) for word in (entrypoint, *args)]
             log = Path(self._logs_specs.root_log_dir) / f"warm-{self._control.node_name}.log"
-            self._warm = WarmProcess(command, env, log)
+            self._warm = WarmProcess(command, os.environ | dict(env), log)
         return self._warm
 
     # The end

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from resihp_ext.errors import ResiHPError
+
 WARM = "RESIHP_WARM"
 """Environment: in a warm process the number of its socket to the launcher."""
 
@@ -49,6 +51,16 @@ def wait_if_warm() -> None:
         # that never calls this function would train beside the job.
         with contextlib.suppress(OSError):
             Path(sign).touch()
+
+
+def refuse_if_warm() -> None:
+    """Called where a job begins.
+
+    Raises:
+        ResiHPError: this is a warm process, and nobody has told it to wait.
+    """
+    if WARM in os.environ:
+        raise ResiHPError("the script has not called wait_if_warm(): its workers start cold")
 
 
 def _serve(launcher: socket.socket) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -71,8 +72,24 @@ class WarmProcess:
         self.refuses = ""
         """Why it is not started any more."""
 
-    def start_if_due(self) -> int | None:
+    @property
+    def descriptor(self) -> int | None:
+        """Can be read when it has something to say; None when it does not run."""
+        return None if self._socket is None else self._socket.fileno()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Blocks until it has said something, and takes that as :meth:`read` does."""
+        if self._socket is None:
+            return None
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return self.read() if poll.poll(timeout_s * 1000) else None
+
+    def start_if_due(self, *, nice: bool = True) -> int | None:
         """Starts it unless it runs, has just died, or does so too often.
+
+        Args:
+            nice: Whether others work beside it that it must not hold up.
 
         Returns:
             The descriptor that can be read when it has something to say; None when not started.
@@ -92,7 +109,7 @@ class WarmProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        if self._niced:
+        if nice and self._niced:
             # Importing must not take processor time from the training beside it.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, NICEST)

@@ -14,7 +14,7 @@ from pathlib import Path
 from resihp_ext.control import messages as say
 from resihp_ext.control.client import WorkerLink
 from resihp_ext.control.worker_environment import WorkerEnvironment
-from resihp_ext.launcher.warm import WARM, wait_if_warm
+from resihp_ext.launcher.warm import WARM, refuse_if_warm, wait_if_warm
 
 time.sleep(float(os.environ.get("IMPORT_S", "0")))  # stands for more imports
 
@@ -136,5 +136,7 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     if WARM in os.environ:
         (place / "warm").touch()
+    if "--never-waits" in sys.argv:
+        refuse_if_warm()  # as every job of ours does
     wait_if_warm()
     sys.exit(SmallWorker(place).run())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import pytest
 
 from resihp_ext.control.ask import ask, read_address
 from resihp_ext.errors import ResiHPError
+from resihp_ext.launcher.warm import WARM
 from resihp_ext.launcher.watch import Watch
 
 pytestmark = pytest.mark.dist
@@ -42,9 +43,11 @@ class Job:
         self.mark = f"RESIHP_TEST={uuid.uuid4()}"
         self.launchers: list[subprocess.Popen[str]] = []
 
-    def start(self, *flags: str, **variables: str) -> "subprocess.Popen[str]":
+    def start(
+        self, *flags: str, words: Sequence[str] = (), **variables: str
+    ) -> "subprocess.Popen[str]":
         script = [str(WORKER), str(self.folder), "--resilience-dir", str(self.folder / "control")]
-        command = [sys.executable, str(HERE / "resilient_run.py"), *flags, *script]
+        command = [sys.executable, str(HERE / "resilient_run.py"), *flags, *script, *words]
         return self.launch(command, variables)
 
     def launch(self, command: list[str], variables: dict[str, str]) -> "subprocess.Popen[str]":
@@ -209,6 +212,37 @@ def test_without_a_warm_process_a_place_is_taken_cold(job: Job) -> None:
         "[default1]:rank 1 process 0",
         "[default1]:rank 1 process 1",
     ]
+
+
+def forked(pid: int) -> bool:
+    """Whether a process comes of a warm one: what it was started with is what that was."""
+    return f"{WARM}=".encode() in (Path("/proc") / str(pid) / "environ").read_bytes()
+
+
+def test_the_first_workers_are_forked_where_the_script_is_known_to_allow_it(job: Job) -> None:
+    job.start("--nproc-per-node", "3", "--tee", "3", words=["--resilience"], IMPORT_S="1.0")
+    pids = job.running(3)
+    assert all(forked(pid) for pid in pids)
+    assert len(job.warm(*pids)) == 1
+    kill(pids[2])
+    job.wait(lambda: all(job.events(rank, "Propose") for rank in range(3)))
+    ((code, out, err),) = job.finish()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [
+        "[default0]:rank 0 process 0",
+        "[default1]:rank 1 process 0",
+        "[default2]:rank 2 process 0",
+        "[default2]:rank 2 process 1",
+    ]
+    assert job.processes() == {}
+
+
+def test_a_script_that_does_not_wait_starts_cold(job: Job) -> None:
+    words = ["--resilience", "--never-waits"]
+    job.start("--nproc-per-node", "2", words=words)
+    pids = job.running(2)
+    assert not any(forked(pid) for pid in pids)
+    assert [code for code, _, _ in job.finish()] == [0]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)

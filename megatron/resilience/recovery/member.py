@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from resihp_ext.errors import ResiHPError
 
 GO_TIMEOUT_S = 60.0
 """Longest wait for the other survivors and for a plan."""
+STACKS_S = 8.0
+"""Who has not stopped what it did so long after it was told to says where it hangs."""
 ENTER_TIMEOUT_S = 600.0
 """Longest wait of a newcomer for being taken in."""
 
@@ -71,6 +74,7 @@ class Member:
                         self._view, self._go, self._proposal = message, None, None
                         self.heard_s = time.perf_counter()
                         self.abort.now()
+                        faulthandler.dump_traceback_later(STACKS_S)
                 case say.Go():
                     self._go = message
                 case say.Propose():
@@ -112,6 +116,7 @@ class Member:
     def enter_view(self) -> say.View:
         """Goes over to the newest epoch."""
         with self._changed:
+            faulthandler.cancel_dump_traceback_later()
             assert self._view is not None
             view, self._view = self._view, None
             self.epoch = view.epoch
