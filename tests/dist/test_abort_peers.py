@@ -167,6 +167,37 @@ def test_a_message_on_its_way_is_no_trap() -> None:
         assert max(found) < LATE_S, found
 
 
+def reduce_until_broken_off() -> int:
+    """Runs in two ranks: both are told at almost the same moment, and begin further messages."""
+    rank = int(os.environ["RANK"])
+    abort, delays = Abort(), Random(rank)
+    meeting = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    for epoch in range(ROUNDS):
+        abort.forget()
+        with abort.watching():
+            connect(epoch)
+        tensor = torch.zeros(1000)
+        dist.all_reduce(tensor)
+        timer = threading.Timer(0.01 + delays.random() * 0.002, abort.now)
+        timer.start()
+        with contextlib.suppress(RuntimeError):
+            while True:
+                dist.all_reduce(tensor)
+        timer.join()
+        meeting.set(f"stopped/{epoch}/{rank}", "")
+        meeting.wait([f"stopped/{epoch}/{1 - rank}"], TIMEOUT / 4)
+        dist.destroy_process_group()
+    return ROUNDS
+
+
+def test_whoever_goes_on_is_stopped() -> None:
+    """gloo forgets a send that is announced and whose first write then fails."""
+    preload(PRELOAD)
+    assert run_ranks(2, reduce_until_broken_off, timeout_s=60) == [ROUNDS, ROUNDS]
+
+
 # -- a store -------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ NCCL: all communicators are aborted together, which marks every one before it fr
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ class Abort:
         self._lock = threading.Lock()
         self._sockets: set[int] = set()
         """By inode: a descriptor's number is used again."""
+        self._copies: list[socket.socket] = []
+        """Of those that are shut down; they keep the connections open until all have stopped."""
 
     @property
     def raised(self) -> bool:
@@ -49,6 +52,9 @@ class Abort:
         """Before new connections are made: those so far are closed."""
         with self._lock:
             self._sockets.clear()
+            for one in self._copies:
+                one.close()
+            self._copies.clear()
         self._raised.clear()
 
     def now(self) -> None:
@@ -64,7 +70,8 @@ class Abort:
         """Shuts down the sockets. Those that are still being made are left to who watches them."""
         with self._lock:
             mine = set(self._sockets)
-        Cut(mine).begin()
+            self._sockets.clear()
+        Cut(mine, self._copies.append).begin()
 
 
 def _abort_nccl() -> None:

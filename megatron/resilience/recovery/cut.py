@@ -5,6 +5,10 @@ two that are at this very message: they wait on until the group's timeout. So a 
 down only when it is idle. Who sends knows that exactly, for gloo asks the system when it can go on;
 who receives goes by whether anything has come for a moment. What a dead or stopped peer leaves
 unfinished is torn nevertheless.
+
+Only reading is shut down, and a copy of the descriptor keeps the connection open: gloo also forgets
+a send that was announced and whose first write then fails. So nobody's writes fail before its reads
+do.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,13 +51,14 @@ def open_sockets() -> dict[int, int]:
 class Cut:
     """Ends some connections; a thread of its own waits for those that are busy."""
 
-    def __init__(self, inodes: Iterable[int]) -> None:
+    def __init__(self, inodes: Iterable[int], keep: Callable[[socket.socket], None]) -> None:
         """Prepares it.
 
         Args:
             inodes: Of the sockets: a descriptor's number is used again.
+            keep: Takes the copies.
         """
-        self._inodes = frozenset(inodes)
+        self._inodes, self._keep = frozenset(inodes), keep
         self._seen: dict[int, tuple[int, float]] = {}
         """How much had come by the last look, and since when it is no more."""
         self._done: set[int] = set()
@@ -91,7 +96,8 @@ class Cut:
         self._seen[inode] = found, since_s
         if now_s - since_s >= QUIET_S or now_s - self._begun_s >= LIMIT_S:
             self._done.add(inode)
-            one.shutdown(socket.SHUT_RDWR)
+            self._keep(one.dup())
+            one.shutdown(socket.SHUT_RD)
 
 
 def _came(one: socket.socket) -> tuple[int, int]:
