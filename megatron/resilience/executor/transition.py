@@ -38,6 +38,8 @@ class Phases:
     """Seconds of each phase of a transition, in order."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    ended_s: float = 0.0
+    """When the last one did, on the clock of ``time.perf_counter``."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -45,7 +47,8 @@ class Phases:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.ended_s = time.perf_counter()
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.ended_s - started
 
 
 @dataclass(frozen=True, kw_only=True)

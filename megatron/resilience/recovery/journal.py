@@ -34,6 +34,8 @@ class Journal:
         """Whether this rank is the one that writes."""
         self._losses: tuple[say.Loss, ...] = ()
         self._open: tuple[Path, dict[str, Any]] | None = None
+        self._phases: Phases | None = None
+        """Of the recovery that the open receipt is of."""
         self._normal_s: dict[str, float] = {}
         self._ran: tuple[int, str] | None = None
         """Version and digest of the plan that ran last."""
@@ -44,7 +46,7 @@ class Journal:
 
     def lost(self, view: say.View, *, heard_s: float, phases: Phases) -> None:
         """Somebody is lost: the recovery begins, or begins again."""
-        self._losses = view.losses
+        self._losses, self._phases = view.losses, phases
         self.writes = self._rank == min(view.members)
         seen_s = min((loss.time_s for loss in view.losses), default=0.0)
         if seen_s and "detect" not in phases.seconds:
@@ -87,7 +89,12 @@ class Journal:
         if self._open is None:
             return
         path, receipt = self._open
-        receipt["phases_s"]["repeat"] = receipt["phases_s"].get("repeat", 0.0) + seconds
+        times = receipt["phases_s"]
+        if "repeat" not in times and self._phases is not None:
+            # Receipts are written, the coordinator is told, data are fetched once more.
+            idle_s = time.perf_counter() - seconds - self._phases.ended_s
+            times["resume"] = max(0.0, idle_s - times.get("catch_up", 0.0))
+        times["repeat"] = times.get("repeat", 0.0) + seconds
         receipt["repeated_s"] = time.time()
         receipt["redone_steps"] += 1
         self._write(path, receipt)

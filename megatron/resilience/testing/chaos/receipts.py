@@ -108,6 +108,8 @@ class Recovery:
     """Until the coordinator knew; most of it is what the system takes to end a process."""
     phases_error: float
     """From there on: how far the receipt's phases are from adding up, as a part of the whole."""
+    phases_error_from_kill: float
+    """The same from the kill on: no receipt knows how long the system took to end the process."""
     phases_s: dict[str, float]
 
 
@@ -131,9 +133,11 @@ def first_recovery(
     normal_s = median(b - a for a, b in pairwise(times))
     phases_s = receipt["phases_s"]
     known_s = receipt["repeated_s"] - losses[0]["time_s"]
+    whole_s = receipt["repeated_s"] - first.time_s
     return Recovery(
         recovery_s=done_s - first.time_s - normal_s,
         notice_s=losses[0]["time_s"] - first.time_s,
         phases_error=abs(sum(phases_s.values()) - known_s) / known_s,
+        phases_error_from_kill=abs(sum(phases_s.values()) - whole_s) / whole_s,
         phases_s=phases_s,
     )
