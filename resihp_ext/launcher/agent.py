@@ -211,6 +211,8 @@ class NodeAgent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         if self._warm is not None and self._warm.state is State.READY:
             self._control.sign.touch()
+        if self._warm is None or self._warm.descriptor is None:
+            self._options.watch.discard(WARM)  # it has died meanwhile
         return pids
 
     def _begin_warm(

@@ -163,9 +163,16 @@ class Executor(SimpleNamespace):
     """Notes which stretches it was asked to run."""
 
     def __init__(self) -> None:
-        super().__init__(phases=[], guard=self, before_training=None, schedulers=[])
+        super().__init__(phases=[], guard=self, before_training=None, schedulers=[], steps=[])
         self.groups = SimpleNamespace(tp="new tp", pp="new pp", dp="new dp")
         self.before_training = self.schedulers.append
+        self.saving = SimpleNamespace(run=self.save)
+        self.saved = self.steps.append
+
+    def save(self, guard: Any, save: Callable[[], None], *, step: int, directory: str) -> bool:
+        """As a save that is broken off, done again, and succeeds."""
+        guard.run("checkpoint", lambda: (float(bool(save())),))
+        return directory == "checkpoints"
 
     def run(self, phase: str, attempt: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         self.phases.append(phase)
@@ -211,13 +218,16 @@ def test_the_scheduler_is_handed_over_before_training(
 
 
 def test_what_meets_other_ranks_can_be_done_again(
-    upstream: tuple[Any, Executor, list[Any]],
+    upstream: tuple[Any, Executor, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, executor, calls = upstream
+    told = SimpleNamespace(save="checkpoints")
+    monkeypatch.setattr("megatron.training.global_vars._GLOBAL_ARGS", told)
     module.save_checkpoint(7, "model", tp_group="old tp", dp_group="old dp", other=1)
     leaves = module.checkpoint_and_decide_exit(*range(7))
     module.print_datetime("after training")
     assert executor.phases == ["checkpoint", "exit", "meeting"]
+    assert executor.steps == [7]
     assert [name for name, _, _ in calls] == [
         *["save_checkpoint"] * 2,
         *["checkpoint_and_decide_exit"] * 2,

@@ -22,6 +22,7 @@ from typing import Any
 import pretrain_gpt
 from megatron.resilience.start import run_to_exit_code
 from megatron.resilience.testing.chaos.holdings import Holdings, holdings
+from resihp_ext.environment import RankEnvironment
 
 POLL_S = 0.1
 
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
     def wait_and_answer() -> None:
         wait()
-        args = (folder, int(os.environ["RANK"]))
+        args = (folder, RankEnvironment.from_environ(os.environ).rank)
         threading.Thread(target=_answer, args=args, name="counts", daemon=True).start()
 
     script.wait_if_warm = wait_and_answer
