@@ -1,0 +1,1 @@
+"""Finds slow devices and links, and no phantoms; pure, no torch."""
