@@ -14,7 +14,6 @@ from random import Random
 from statistics import median
 
 from megatron.resilience.testing.chaos.processes import Command, Processes, variable
-from megatron.resilience.testing.chaos.run import free_port
 from megatron.resilience.testing.chaos.scenario import INTERVAL, RANKS, common_flags
 
 LIMIT_S = 400.0
@@ -64,13 +63,16 @@ def restart_s(*, seed: int, tree: Path, data: Path, folder: Path) -> float | Non
     kill_after = random.randint(INTERVAL, 2 * INTERVAL - 1)
     victim = random.randrange(RANKS)
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-    words += ["--master-port", str(free_port()), "--max-restarts", str(RESTARTS), "pretrain_gpt.py"]
+    words += ["--standalone", "--max-restarts", str(RESTARTS), "pretrain_gpt.py"]
     checkpoints = str(folder / "checkpoints")
     words += [*common_flags(data), "--save", checkpoints]
     # There is none yet: Megatron starts from nothing then, and from the last one after the kill.
     words += ["--load", checkpoints]
     watch = Watch(folder / "log", kill_after=kill_after)
-    with Processes([Command(words=words, log=folder / "log")], tree=tree) as job:
+    # Otherwise workers that are started anew find the addresses of the dead ones in torch's store.
+    fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    command = Command(words=words, log=folder / "log", environment=fresh)
+    with Processes([command], tree=tree) as job:
 
         def look() -> None:
             watch.look()
