@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from preprocessing import command, digests, forked, jsonl, one_line, summary_of, texts_of
 
 from megatron.resilience.data.preprocess.sources import stdlib_root
-from preprocessing import command, digests, forked, jsonl, one_line, summary_of, texts_of
 
 pytestmark = pytest.mark.dist
 

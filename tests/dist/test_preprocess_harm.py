@@ -1,4 +1,4 @@
-"""The preprocessor under a full disk, lost workers and signals: one line, and nothing half-written."""
+"""The preprocessor under a full disk, lost workers, signals: one line, nothing half-written."""
 
 import fcntl
 import os
@@ -8,8 +8,6 @@ import subprocess
 import time
 
 import pytest
-
-from megatron.resilience.data.preprocess.sources import stdlib_root
 from preprocessing import (
     LIMIT_S,
     Forked,
@@ -23,6 +21,8 @@ from preprocessing import (
     texts_of,
     wait_for,
 )
+
+from megatron.resilience.data.preprocess.sources import stdlib_root
 
 pytestmark = pytest.mark.dist
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preprocessing import LIMIT_S, forked, jsonl, one_line, summary_of
 
 from megatron.resilience.data.byte_tokenizer import BYTE_EOD, BYTE_TRAINING_FLAGS, ids_to_bytes
 from megatron.resilience.data.preprocess.encoders import build_encoder, dtype_for, quiet_imports
 from megatron.resilience.data.preprocess.sources import stdlib_root
-from preprocessing import LIMIT_S, forked, jsonl, one_line, summary_of
 
 with quiet_imports():
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
