@@ -1,0 +1,91 @@
+"""From series that have risen to suspects: a device, a link, or a whole host.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from resihp_ext.detector.slots import Array, Slots
+from resihp_ext.detector.suspect import Suspect
+from resihp_ext.detector.watch import Rise, Watch
+from resihp_ext.plan.plan import Plan
+
+
+def device_suspects(plan: Plan, slots: Slots, watch: Watch, rises: Sequence[Rise]) -> list[Suspect]:
+    """Devices that have become slower; all of a node together are its host."""
+    if not rises:
+        return []
+    node_of = {device.rank: device.node for device in plan.devices}
+    at_node: dict[int, list[int]] = defaultdict(list)
+    for i, rank in enumerate(slots.ranks):
+        at_node[node_of[rank]].append(i)
+    risen: dict[int, list[Rise]] = defaultdict(list)
+    for rise in rises:
+        risen[node_of[slots.ranks[rise.at]]].append(rise)
+    suspects = []
+    for node, mine in sorted(risen.items()):
+        suspects += _of_node(node, mine, at_node[node], slots, watch)
+    return suspects
+
+
+def _of_node(
+    node: int, rises: Sequence[Rise], members: Sequence[int], slots: Slots, watch: Watch
+) -> list[Suspect]:
+    high = 1 + (watch.over_ratio - 1) / 2
+    # Who was slow before does not join: one more device is one more device.
+    together = [i for i in members if watch.last()[i] > high and watch.known[i] == 1.0]
+    if len(members) > 1 and len(together) == len(members):
+        level = float(np.median(watch.last()[members]))
+        watch.know(members, level)
+        ranks = tuple(sorted(slots.ranks[i] for i in members))
+        since = min(rise.since_step for rise in rises)
+        text = (
+            f"all {len(ranks)} devices of node {node} take {level:.2f} times as long as predicted"
+        )
+        found = Suspect(kind="host", ranks=ranks, p=1 / level, since_step=since, evidence=text)
+        return [found]
+    suspects = []
+    for rise in rises:
+        rank = slots.ranks[rise.at]
+        watch.know([rise.at], rise.level)
+        text = f"rank {rank} takes {rise.level:.2f} times as long for its own work as predicted"
+        suspects.append(
+            Suspect(
+                kind="device",
+                ranks=(rank,),
+                p=min(1 / rise.level, 1.0),
+                since_step=rise.since_step,
+                evidence=text,
+            )
+        )
+    return suspects
+
+
+def link_suspects(
+    pairs: Sequence[tuple[int, int]], watch: Watch, rises: Sequence[Rise], healthy_s: Array
+) -> list[Suspect]:
+    """Links whose transfers have become longer."""
+    suspects = []
+    for rise in rises:
+        watch.know([rise.at], rise.level)
+        usual_ms = 1e3 * healthy_s[rise.at]
+        one, other = pairs[rise.at]
+        text = (
+            f"transfers between ranks {one} and {other} take {rise.level:.2f} times as long as "
+            f"the usual {usual_ms:.2f} ms"
+        )
+        suspects.append(
+            Suspect(
+                kind="link",
+                ranks=(min(one, other), max(one, other)),
+                p=min(1 / rise.level, 1.0),
+                since_step=rise.since_step,
+                evidence=text,
+            )
+        )
+    return suspects

@@ -1,0 +1,101 @@
+"""Greyhound's way, for comparison: change points of the raw iteration time, then peers compared.
+
+BOCD with a hazard of 1/250, a prior from the first 30 iterations, an alarm when a run shorter than
+10 has a probability above 0.8, run lengths up to 300; a change is kept when it is more than 10
+iterations after the last one and the means differ by more than 10 %. Attribution: the ranks, and
+then the links, that are at least 1.2 times as slow as the median of those with the same role.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from resihp_ext.detector.bocd import BocdConfig
+from resihp_ext.detector.slots import Array, Sample, Slots
+from resihp_ext.detector.suspect import Report, Suspect
+from resihp_ext.detector.timed import RankStep
+from resihp_ext.detector.transfers import Transfers
+from resihp_ext.detector.verify import Changes
+from resihp_ext.plan.plan import Plan
+from resihp_ext.plan.schedule import one_forward_one_backward
+
+SUSPICIOUS_RATIO = 1.2
+DISTANCE = 10
+
+
+class Greyhound:
+    """One job on one plan."""
+
+    def __init__(self, plan: Plan, config: BocdConfig | None = None) -> None:
+        self._slots = Slots(plan, one_forward_one_backward(plan))
+        self._transfers = Transfers(self._slots)
+        self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
+        node_of = {d.rank: d.node for d in plan.devices}
+        self._roles = [plan.instance_of(rank) for rank in self._slots.ranks]
+        self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
+
+    def observe(self, step: int, steps: Mapping[int, RankStep]) -> Report:
+        """Judges a step: any slower iteration time that stays is an alarm."""
+        sample = self._slots.read(steps)
+        observed = float(np.nanmedian(sample.total_s))
+        change = self._changes.observe(observed)
+        nothing = Report(step=step, observed_s=observed, predicted_s=np.nan, ratio=np.nan)
+        if change is None or change.after <= change.before:
+            return nothing
+        ratio = change.after / change.before
+        suspects = self._suspects(sample, step - change.age + 1)
+        return Report(
+            step=step,
+            observed_s=observed,
+            predicted_s=change.before,
+            ratio=ratio,
+            suspects=suspects,
+            unexplained=not suspects,
+        )
+
+    def _suspects(self, sample: Sample, since: int) -> tuple[Suspect, ...]:
+        compute = self._slots.compute
+        own = np.bincount(
+            self._slots.rank_of[compute], np.nan_to_num(sample.own_s[compute]), len(self._roles)
+        )
+        roles = [role.stage if role else -1 for role in self._roles]
+        found = [
+            Suspect(
+                kind="device",
+                ranks=(self._slots.ranks[i],),
+                p=min(1 / ratio, 1.0),
+                since_step=since,
+                evidence=f"rank {self._slots.ranks[i]} takes {ratio:.2f} times its peers' time",
+            )
+            for i, ratio in _above(own, roles)
+        ]
+        if found:
+            return tuple(found)
+        return tuple(
+            Suspect(
+                kind="link",
+                ranks=self._transfers.pairs[i],
+                p=min(1 / ratio, 1.0),
+                since_step=since,
+                evidence=f"link {self._transfers.pairs[i]} takes {ratio:.2f} times its peers' time",
+            )
+            for i, ratio in _above(self._transfers.seconds(sample), [int(n) for n in self._near])
+        )
+
+
+def _above(values: Array, roles: list[int]) -> list[tuple[int, float]]:
+    """Members that are far above the median of their role."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, role in enumerate(roles):
+        members[role].append(i)
+    found = []
+    for mine in members.values():
+        with np.errstate(all="ignore"):
+            ratios = values[mine] / np.nanmedian(values[mine])
+        found += [(i, float(r)) for i, r in zip(mine, ratios, strict=True) if r >= SUSPICIOUS_RATIO]
+    return found

@@ -1,0 +1,363 @@
+"""Labelled synthetic runs: what ranks would measure, with devices, links and hosts that slow down.
+
+A program is walked rank by rank with the costs of a preset, on packed batches of documents whose
+lengths are drawn from a heavy-tailed distribution. Times are noisy, some are odd, clocks differ.
+Equal seeds give equal runs.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from resihp_ext.cost.cost_model import preset
+from resihp_ext.cost.layer_cost import Part, TensorGroup
+from resihp_ext.cost.link import Link
+from resihp_ext.cost.memory import MemoryPolicy
+from resihp_ext.cost.model_shape import MODELS, ModelShape
+from resihp_ext.cost.plan_cost import PlanCost, Workload
+from resihp_ext.detector.slots import Array, Role, overlaps
+from resihp_ext.detector.suspect import SuspectKind
+from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
+from resihp_ext.plan.action import COMPUTE, SENDS, Action, Kind
+from resihp_ext.plan.dry_run import dry_run
+from resihp_ext.plan.plan import Instance, Plan, uniform_plan
+from resihp_ext.plan.program import Message
+from resihp_ext.plan.schedule import one_forward_one_backward
+
+FREE = Link(latency_s=0.0, bytes_per_s=1e30)
+LAYOUTS = (
+    # (TP, PP, DP)
+    *((1, 4, 2), (2, 2, 2), (1, 8, 2), (2, 4, 2), (4, 2, 2), (4, 4, 1), (1, 4, 4), (2, 2, 4)),
+    *((2, 4, 4), (4, 4, 2), (8, 2, 2), (4, 4, 4), (8, 4, 2)),
+)
+EPOCH_S = 1.7e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something that is slow for a while; times are multiplied by ``factor``."""
+
+    kind: SuspectKind
+    ranks: tuple[int, ...]
+    factor: float
+    onset: int
+    """First slow step."""
+    end: int
+    """One past the last."""
+    ramp_steps: int = 0
+    """Steps until the whole factor is reached."""
+
+    def at(self, step: int) -> float:
+        """The factor of a step."""
+        if not self.onset <= step < self.end:
+            return 1.0
+        part = min((step - self.onset + 1) / (self.ramp_steps + 1), 1.0)
+        return 1 + (self.factor - 1) * part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What is run, and what befalls it."""
+
+    plan: Plan
+    shape: ModelShape
+    noise: float
+    """Standard deviation of each action's time, relative."""
+    faults: tuple[Fault, ...]
+    steps: int
+    seed: int
+
+
+def draw_scene(seed: int, *, steps: int = 130, healthy: bool = False) -> Scene:
+    """Draws a run."""
+    random = Random(seed)
+    tp, pp, dp = random.choice(LAYOUTS)
+    shape = replace(MODELS["llama2-7b"], seq_length=random.choice((8192, 16384, 32768)))
+    plan = uniform_plan(
+        num_layers=shape.num_layers,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batches=dp * random.choice((4, 6, 8)),
+        devices_per_node=random.choice((4, 8)),
+    )
+    noise = random.uniform(0.01, 0.05)
+    faults = () if healthy else _draw_faults(random, plan, steps)
+    return Scene(plan=plan, shape=shape, noise=noise, faults=faults, steps=steps, seed=seed)
+
+
+def _draw_faults(random: Random, plan: Plan, steps: int) -> tuple[Fault, ...]:
+    faults: list[Fault] = []
+    taken: set[int] = set()
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        kind: SuspectKind = random.choice(("device", "device", "device", "link", "host"))
+        ranks = _draw_ranks(random, plan, kind)
+        if taken & set(ranks):
+            continue
+        taken |= set(ranks)
+        onset = random.randrange(35, steps - 45)
+        end = steps if random.random() < 0.5 else random.randrange(onset + 20, steps - 10)
+        factor = math.exp(random.uniform(math.log(1.1), math.log(4.0)))
+        ramp = random.choice((0, 0, 0, 2, 4))
+        faults.append(
+            Fault(kind=kind, ranks=ranks, factor=factor, onset=onset, end=end, ramp_steps=ramp)
+        )
+    return tuple(faults)
+
+
+def _draw_ranks(random: Random, plan: Plan, kind: SuspectKind) -> tuple[int, ...]:
+    rank = random.randrange(len(plan.devices))
+    if kind == "device":
+        return (rank,)
+    if kind == "host":
+        node = plan.devices[rank].node
+        return tuple(d.rank for d in plan.devices if d.node == node)
+    replica = random.choice(plan.replicas)
+    stage = random.randrange(len(replica.stages) - 1)
+    i, j = random.choice(overlaps(replica.stages[stage].tp, replica.stages[stage + 1].tp))
+    one, other = replica.stages[stage].ranks[i], replica.stages[stage + 1].ranks[j]
+    return (min(one, other), max(one, other))
+
+
+def packed(random: Random, seq_length: int) -> tuple[int, int]:
+    """A sequence full of documents: tokens, and the sum of squared lengths."""
+    room, squared = seq_length, 0
+    while room > 0:
+        length = min(int(random.lognormvariate(6.8, 1.6)) + 16, room)
+        squared += length * length
+        room -= length
+    return seq_length, squared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """One action of a host, with what the walk needs to know."""
+
+    action: Action
+    instance: Instance
+    ranks: tuple[int, ...]
+    message: Message | None
+    ends: tuple[tuple[int, int], ...] = ()
+    """Of a receive: pairs of ranks that move its pieces."""
+
+
+class Run:
+    """Walks a scene step by step."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.one_document = False
+        """Whether every sequence is one long document."""
+        self._random = Random(scene.seed + 1)
+        self._numbers = np.random.default_rng(scene.seed + 1)
+        shape, plan = scene.shape, scene.plan
+        policy = MemoryPolicy(sequence_parallel=True)
+        real = preset("a100")
+        alone = replace(real, inside=FREE, between=FREE)
+        self._all = PlanCost(real, plan, shape, policy)
+        self._own = PlanCost(alone, plan, shape, policy)
+        self._node_of = {d.rank: d.node for d in plan.devices}
+        size = len(plan.devices)
+        self._pace = np.exp(self._numbers.normal(0, 0.008, size))
+        nodes = max(self._node_of.values()) + 1
+        self._clock_s = EPOCH_S + self._numbers.normal(0, 0.5, nodes)
+        self._free_s = np.zeros(size)
+        self._tasks = self._list_tasks()
+        self._costs: dict[tuple[Instance, Kind], tuple[float, ...]] = {}
+
+    def _list_tasks(self) -> list[_Task]:
+        plan = self.scene.plan
+        program = one_forward_one_backward(plan)
+        tasks = []
+        # Any order in which the actions can run will do.
+        for span in dry_run(program, lambda _, action: 0.0 if action.peer else 1.0).spans:
+            host, action = span.cell.instance, span.action
+            instance, ranks = program.target(host, action), plan.stage(host).ranks
+            message = program.message(host, action) if action.peer else None
+            ends: tuple[tuple[int, int], ...] = ()
+            if action.peer and action.kind not in SENDS:
+                there = plan.stage(action.peer).ranks
+                ends = tuple((there[i], ranks[j]) for i, j in overlaps(len(there), len(ranks)))
+            tasks.append(
+                _Task(action=action, instance=instance, ranks=ranks, message=message, ends=ends)
+            )
+        return tasks
+
+    def __iter__(self) -> Iterator[tuple[int, dict[int, RankStep]]]:
+        for step in range(1, self.scene.steps + 1):
+            yield step, self.walk(step)
+
+    def set_clock(self, node: int, by_s: float) -> None:
+        """Sets the clock of a node."""
+        self._clock_s[node] += by_s
+
+    def batch(self) -> tuple[int, int]:
+        """The next micro-batch: tokens, and the sum of squared lengths."""
+        length = self.scene.shape.seq_length
+        return (length, length**2) if self.one_document else packed(self._random, length)
+
+    def walk(self, step: int) -> dict[int, RankStep]:
+        """The next step."""
+        return _Step(self, step).records()
+
+    def coefficients(self, instance: Instance, kind: Kind) -> tuple[float, ...]:
+        """Own and all of the work, each linear in tokens and in squares."""
+        key = (instance, kind)
+        if key not in self._costs:
+            units = (Workload(tokens=1, squared=0), Workload(tokens=0, squared=1))
+            self._costs[key] = tuple(
+                cost.compute_s(instance, kind, unit)
+                for cost in (self._own, self._all)
+                for unit in units
+            )
+        return self._costs[key]
+
+
+class _Step:
+    def __init__(self, run: Run, step: int) -> None:
+        scene = run.scene
+        self._run, self._step = run, step
+        self._work = [run.batch() for _ in scene.plan.routes]
+        self._begin_s = run._free_s
+        self._now_s = run._free_s.copy() + 5e-3 * np.exp(run._numbers.normal(0, scene.noise))
+        self._met_s: float | None = None
+        self._sent: dict[tuple[Message, int], float] = {}
+        self._done: dict[int, list[TimedAction]] = {d.rank: [] for d in scene.plan.devices}
+        self._slow = np.ones(len(scene.plan.devices))
+        self._links: dict[tuple[int, ...], float] = {}
+        for fault in scene.faults:
+            if fault.kind == "link":
+                self._links[fault.ranks] = fault.at(step)
+            else:
+                self._slow[list(fault.ranks)] *= fault.at(step)
+        # Now and then a device has something else to do for a step, or for an action.
+        odd = run._numbers.random(len(self._slow)) < 0.001
+        self._odd = np.where(odd, run._numbers.uniform(1.1, 1.8, len(self._slow)), 1.0)
+
+    def records(self) -> dict[int, RankStep]:
+        self._play()
+        run, plan = self._run, self._run.scene.plan
+        run._free_s = self._now_s
+        records = {}
+        for host in plan.hosts:
+            numbers = {
+                m for m, route in enumerate(plan.routes) if set(route) & set(plan.chunks(host))
+            }
+            batches = tuple(
+                MicroBatch(number=m, tokens=self._work[m][0], squared=self._work[m][1])
+                for m in sorted(numbers)
+            )
+            for rank in plan.stage(host).ranks:
+                records[rank] = RankStep(
+                    rank=rank,
+                    step=self._step,
+                    version=plan.version,
+                    begun_s=float(self._begin_s[rank] + run._clock_s[run._node_of[rank]]),
+                    total_s=float(self._now_s[rank] - self._begin_s[rank]),
+                    actions=tuple(self._done[rank]),
+                    micro_batches=batches,
+                )
+        return records
+
+    def _play(self) -> None:
+        for task in self._run._tasks:
+            kind = task.action.kind
+            if kind in COMPUTE:
+                self._compute(task)
+            elif kind in SENDS:
+                for rank in task.ranks:
+                    assert task.message is not None
+                    self._sent[task.message, rank] = float(self._now_s[rank])
+                    self._record(task, rank, 2e-6, float(self._now_s[rank]) + 2e-6)
+            elif kind is Kind.SYNC or kind is Kind.STEP:
+                self._end(task)
+            else:
+                self._receive(task)
+
+    def _noise(self, size: int) -> Array:
+        noise = np.exp(self._run._numbers.normal(0, self._run.scene.noise, size))
+        odd = self._run._numbers.random(size) < 0.001
+        return np.where(odd, 2 * noise, noise)
+
+    def _compute(self, task: _Task) -> None:
+        tokens, squared = self._work[task.action.micro_batch]
+        a, b, all_a, all_b = self._run.coefficients(task.instance, task.action.kind)
+        own, ranks = a * tokens + b * squared, list(task.ranks)
+        together = max(all_a * tokens + all_b * squared - own, 0.0) * float(self._noise(1)[0])
+        slow = (self._slow * self._odd * self._run._pace)[ranks]
+        own_s = own * slow * self._noise(len(ranks))
+        end_s = float((self._now_s[ranks] + own_s).max()) + together
+        for rank, seconds in zip(ranks, own_s, strict=True):
+            self._record(task, rank, float(seconds), end_s)
+
+    def _receive(self, task: _Task) -> None:
+        assert task.message is not None
+        run = self._run
+        tokens = self._work[task.action.micro_batch][0]
+        size = tokens * run.scene.shape.hidden_size * 2
+        model = preset("a100")
+        arrived: dict[int, float] = {}
+        share = max(len({i for i, _ in task.ends}), 1)
+        for source, rank in task.ends:
+            near = run._node_of[source] == run._node_of[rank]
+            link = model.inside if near else model.between
+            wire_s = link.message_s(size / min(share, len(task.ranks)))
+            wire_s *= self._links.get((min(source, rank), max(source, rank)), 1.0)
+            wire_s *= float(self._noise(1)[0])
+            at = self._sent[task.message, source] + wire_s
+            arrived[rank] = max(arrived.get(rank, 0.0), at)
+        for rank, at in arrived.items():
+            self._record(task, rank, 2e-6, max(float(self._now_s[rank]) + 3e-6, at))
+
+    def _end(self, task: _Task) -> None:
+        run, ranks = self._run, list(task.ranks)
+        if task.action.kind is Kind.STEP:
+            own_s = run._all.step_s(task.instance) * self._slow[ranks] * self._noise(len(ranks))
+            for rank, seconds in zip(ranks, own_s, strict=True):
+                self._record(task, rank, float(seconds), float(self._now_s[rank] + seconds))
+            return
+        if self._met_s is None:
+            self._met_s = float(self._now_s.max())
+        end_s = self._met_s + run._all.sync_s(task.instance) * float(self._noise(1)[0])
+        for rank in ranks:
+            self._record(task, rank, 0.0, end_s)
+
+    def _record(self, task: _Task, rank: int, own_s: float, end_s: float) -> None:
+        start_s = float(self._now_s[rank])
+        self._done[rank].append(
+            TimedAction(
+                kind=task.action.kind,
+                micro_batch=task.action.micro_batch,
+                chunk=task.action.chunk,
+                start_s=start_s - float(self._begin_s[rank]),
+                own_s=own_s,
+                wait_s=max(end_s - start_s - own_s, 0.0),
+            )
+        )
+        self._now_s[rank] = end_s
+
+
+def hints_of(shape: ModelShape, tps: tuple[int, ...], model: str = "a100") -> dict[Role, Array]:
+    """Coefficients of a preset by role, for :class:`MicroBatchPredictor`."""
+    layers = preset(model).layers
+    hints = {}
+    for number, parts in enumerate(((Part.FORWARD,), (Part.INPUT, Part.WEIGHT), (Part.WEIGHT,))):
+        for tp in tps:
+            group = TensorGroup(tp=tp, link=FREE, sequence_parallel=True)
+            found = [layers.layer(shape, group, part) for part in parts]
+            hints[number, tp] = np.array(
+                [
+                    sum(c.alpha_s for c in found),
+                    sum(c.beta_s for c in found),
+                    sum(layers.embedding_s(shape, group, part) for part in parts),
+                    sum(layers.head_s(shape, group, part) for part in parts),
+                ]
+            )
+    return hints

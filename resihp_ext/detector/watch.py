@@ -1,0 +1,124 @@
+"""Many series of slowness at once, one for each device or link: which have left their level?
+
+A series is observed over healthy time: 1.0 is healthy, 2.0 takes twice as long. A cumulative sum
+(Page 1954) notices a change, and the last steps verify it: all of them above the threshold, in the
+median well above the series' noise. One odd step does nothing.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from resihp_ext.detector.config import DetectorConfig
+from resihp_ext.detector.slots import Array, Ints
+
+SLACK = 0.04
+"""What the cumulative sum forgives in each step, of the logarithm of the ratio."""
+LEAST_NOISE = 0.004
+MOST_BIAS = 1.05
+"""Devices differ by this factor for ever without being called slow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rise:
+    """A series that has become slower."""
+
+    at: int
+    level: float
+    since_step: int
+
+
+class Watch:
+    """State of all series."""
+
+    def __init__(self, size: int, over_ratio: float, config: DetectorConfig) -> None:
+        self.over_ratio, self._config = over_ratio, config
+        self.bias = np.ones(size)
+        self.known = np.ones(size)
+        """Levels that are known: no news."""
+        self._noise = np.full(size, LEAST_NOISE)
+        self._sum, self._since = np.zeros(size), np.zeros(size, dtype=np.int64)
+        self._last = np.full((config.confirm_steps, size), np.nan)
+        self._pardoned, self._until = np.ones(size), np.zeros(size, dtype=np.int64)
+
+    def settle(self, ratios: Array) -> None:
+        """Learns what is usual from the first steps, an array (steps, series)."""
+        with np.errstate(all="ignore"):
+            logs = np.log(ratios)
+            middle = np.nan_to_num(np.nanmedian(logs, axis=0))
+            spread = 1.4826 * np.nanmedian(np.abs(logs - middle), axis=0)
+        self.bias = np.exp(np.clip(middle, -np.log(MOST_BIAS), np.log(MOST_BIAS)))
+        self._noise = np.maximum(np.nan_to_num(spread), LEAST_NOISE)
+
+    def levels(self) -> Array:
+        """The median of the last steps; NaN where one is missing."""
+        return np.asarray(np.median(self._last, axis=0))
+
+    def last(self) -> Array:
+        """The last step."""
+        return np.asarray(self._last[-1])
+
+    def steady(self) -> Array:
+        """Which series are healthy beyond doubt: what may be learned from."""
+        level = self._last[-1]
+        return np.asarray((self._sum < 2 * SLACK) & (self.known == 1.0) & (level < 1 + 2 * SLACK))
+
+    def observe(self, step: int, ratios: Array) -> tuple[list[Rise], list[int]]:
+        """Takes a step; returns series that have become slower, and those that have recovered."""
+        seen = np.isfinite(ratios) & (ratios > 0)
+        level = np.where(seen, ratios, np.nan) / self.bias
+        # What was not measured keeps its place in the row of confirming steps.
+        self._last = np.where(seen, np.vstack((self._last[1:], level)), self._last)
+        news = np.log(np.where(seen, level, self.known) / self.known)
+        grown = np.maximum(self._sum + np.clip(news, -0.5, 0.5) - SLACK, 0.0)
+        self._since = np.where((self._sum == 0) & (grown > 0), step, self._since)
+        self._sum = np.where(seen, grown, self._sum)
+        return self._rises(step), self._recovered()
+
+    def _rises(self, step: int) -> list[Rise]:
+        config = self._config
+        further = np.where(self.known > 1, self.known * config.further_ratio, self.over_ratio)
+        pardon = np.where(self._until > step, self._pardoned * config.further_ratio, 0.0)
+        limit = np.maximum(further, pardon)
+        lowest, middle = self._last.min(axis=0), np.median(self._last, axis=0)
+        noise = config.noise_limit * self._noise / np.sqrt(config.confirm_steps)
+        with np.errstate(invalid="ignore"):
+            far = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
+            found = far & (np.log(middle / self.known) > noise) & (self._sum > 2 * SLACK)
+            found &= (middle - self.known) > config.verify_ratio * middle
+        return [
+            Rise(at=int(i), level=float(middle[i]), since_step=int(self._since[i]))
+            for i in np.flatnonzero(found)
+        ]
+
+    def _recovered(self) -> list[int]:
+        with np.errstate(invalid="ignore"):
+            back = (self.known > 1) & (np.max(self._last, axis=0) < self._config.recovered_ratio)
+        self.know(np.flatnonzero(back), 1.0)
+        return [int(i) for i in np.flatnonzero(back)]
+
+    def know(self, at: Sequence[int] | Ints, level: float) -> None:
+        """From now on this level of some series is no news."""
+        at = np.asarray(at, dtype=np.int64)
+        self.known[at], self._sum[at] = max(level, 1.0), 0.0
+
+    def pardon(self, at: int, step: int) -> None:
+        """A series is healthy whatever it looks like: its present level is no news for a while."""
+        level = self.levels()[at]
+        self.know([at], 1.0)
+        self._pardoned[at] = max(float(level), 1.0) if np.isfinite(level) else 1.0
+        self._until[at] = step + self._config.pardon_steps
+
+    def carried(self, places: Sequence[int | None]) -> Watch:
+        """The same series in other places; None: a series that was not there."""
+        other = Watch(len(places), self.over_ratio, self._config)
+        for new, old in enumerate(places):
+            if old is not None:
+                for name in ("bias", "known", "_noise", "_pardoned", "_until"):
+                    getattr(other, name)[new] = getattr(self, name)[old]
+        return other
