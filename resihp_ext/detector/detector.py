@@ -127,6 +127,10 @@ class Detector:
             unexplained=report.unexplained,
         )
 
+    def paces(self) -> Array:
+        """The usual own time of each rank's device over the common prediction."""
+        return self._devices.bias
+
     def confirm(
         self, p: Mapping[int, float], links: Mapping[tuple[int, int], float] | None = None
     ) -> None:

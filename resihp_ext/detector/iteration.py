@@ -93,11 +93,21 @@ class IterationPredictor:
         busy = np.nan_to_num(self._walk.slowest(own_s))
         load = self._load(sample)
         for role, nodes in self._roles.items():
-            if self._group[role]:
-                busy[nodes] += float(np.median(self._group[role])) * load[nodes]
+            busy[nodes] += self._group_s(role) * load[nodes]
         walk_s = self._walk.seconds(busy, self._wire_s)
         tail_s = float(np.median(self._tail)) if self._tail else 0.0
         return (walk_s + tail_s) * self.offset
+
+    def _group_s(self, role: Role) -> float:
+        """What TP groups do together, for a layer and a token; of another degree, as rings do."""
+        if self._group[role]:
+            return float(np.median(self._group[role]))
+        kind, tp = role
+        known = [t for (k, t), seconds in self._group.items() if k == kind and t > 1 and seconds]
+        if tp == 1 or not known:
+            return 0.0
+        near = min(known, key=lambda t: abs(t - tp))
+        return float(np.median(self._group[kind, near])) * (1 - 1 / tp) / (1 - 1 / near)
 
     def _load(self, sample: Sample) -> Array:
         features = self._slots.features(self._walk.first_slot, sample)

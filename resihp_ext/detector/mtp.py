@@ -28,7 +28,8 @@ class Fit:
     """Coefficients of one role."""
 
     def __init__(self, hint: Array | None) -> None:
-        self._hint = hint
+        # Without a hint, what may be the layers' or the ends' is the layers'.
+        self._hint = np.array([1.0, 0.0, 0.0, 0.0]) if hint is None else hint
         self._gram, self._moment = np.zeros((4, 4)), np.zeros(4)
         self.coefficients: Array | None = None
 
@@ -63,15 +64,13 @@ class Fit:
         scale = np.where(used, scale, 1.0)
         gram = self._gram / np.outer(scale, scale)
         target = self._moment / scale
-        pull = np.zeros(4)
-        if self._hint is not None:
-            hint = self._hint * scale
-            size = float(hint @ gram @ hint)
-            pull = hint * float(hint @ target) / size if size > 0 else pull
+        hint = self._hint * scale
+        size = float(hint @ gram @ hint)
+        pull = hint * float(hint @ target) / size if size > 0 else np.zeros(4)
         left = gram + PULL * np.eye(4) * used + np.diag(~used)
         solved = np.linalg.solve(left, target + PULL * pull * used)
         coefficients = solved / scale * used
-        if self._hint is not None and self._hint[0] > 0:
+        if self._hint[0] > 0:
             ratio = coefficients[0] / self._hint[0]
             coefficients = np.where(used, coefficients, self._hint * max(ratio, 0.0))
         self.coefficients = coefficients
