@@ -89,7 +89,7 @@ class Job:
         self.patches.local_timers.local = self.executor is not None
         check_packing(self.args, self.settings.data)
         check_data(self.args)
-        self.store = job_store(self.rank)
+        self.store = job_store(self.rank, 0 if self._agent is None else self._agent.attempt)
         self._resumed_step = self._find_checkpoint(newcomer)
         self.model_config, self.config = arguments.configurations(self.args)
         self.models: list[torch.nn.Module] = []

@@ -22,6 +22,8 @@ class WorkerEnvironment:
     """``RESIHP_TOKEN``: the job's token, as hexadecimal digits."""
     incarnation: int = 0
     """``RESIHP_INCARNATION``: processes that had this rank before."""
+    attempt: int = 0
+    """``RESIHP_ATTEMPT``: which start of all workers this is; the same for all of them."""
     joins: bool = False
     """``RESIHP_JOINS``: whether the job already runs."""
     node: str = ""
@@ -44,6 +46,7 @@ class WorkerEnvironment:
                 socket=environ["RESIHP_AGENT"],
                 token=bytes.fromhex(environ.get("RESIHP_TOKEN", "")),
                 incarnation=int(environ.get("RESIHP_INCARNATION", "0")),
+                attempt=int(environ.get("RESIHP_ATTEMPT", "0")),
                 joins=environ.get("RESIHP_JOINS") == "1",
                 node=environ.get("RESIHP_NODE", ""),
                 agent_pid=int(pid) if pid else None,

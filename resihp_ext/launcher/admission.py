@@ -60,6 +60,7 @@ class Admission:
         self._meeting.admitted(group.store)
         address = self._agree(group)
         known, self._address = self._address, address
+        self._control.attempt = address.attempt
         if self._control.joined:
             self.join(group)
         elif known is None or known.coordinator != address.coordinator:

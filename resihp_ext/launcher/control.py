@@ -93,6 +93,8 @@ class JobControl:
         self.token = terms.token or b""
         self.joined = False
         """Whether the coordinator knows this node."""
+        self.attempt = 0
+        """Which start of all workers this is."""
         # A short path in a folder of our own: socket paths are limited to about 100 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="resihp-", dir="/tmp"))
         self._owner = _Owner(ring)
@@ -187,6 +189,7 @@ class JobControl:
             "RESIHP_AGENT": str(self.folder / SOCKET),
             TOKEN: self.token.hex(),
             "RESIHP_INCARNATION": str(incarnation),
+            "RESIHP_ATTEMPT": str(self.attempt),
             "RESIHP_NODE": self.node_name,
             "RESIHP_AGENT_PID": str(os.getpid()),
             WARM_SIGN: str(self.sign),

@@ -37,6 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from megatron.resilience.faults.register import read_workers
 from megatron.resilience.testing.chaos.processes import (
     Command,
     Processes,
@@ -81,7 +82,7 @@ class Run:
         Args:
             steps: To be counted.
         """
-        self._resilient, self._steps = resilient, steps
+        self._steps, self._folder = steps, folder
         self.times: list[float] = []
         """When the counted steps were done, and the one before them."""
         self.first = 0
@@ -111,7 +112,7 @@ class Run:
         """Says again and again that more is wanted."""
         while len(self._log.times()) < WARM_UP:
             yield False
-        quiet = _Quiet(job.launcher_pid)
+        quiet = _Quiet(job.launcher_pid, self._folder)
         while not quiet.is_reached():
             yield False
         self.first = len(self._log.times()) + 1
@@ -173,8 +174,8 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--master-port")
 class _Quiet:
     """Whether the launcher's helpers have done what they do at a start."""
 
-    def __init__(self, launcher: int) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: int, folder: Path) -> None:
+        self._launcher, self._folder = launcher, folder
         self._since_s, self._busy_s = time.monotonic(), self._helpers_s()
 
     def is_reached(self) -> bool:
@@ -187,12 +188,15 @@ class _Quiet:
         return idle
 
     def _helpers_s(self) -> float:
-        helpers = (pid for pid in children_of(self._launcher) if not _is_rank(pid))
+        # Forked workers have the environment of the warm process, as far as the system can tell.
+        told = (self._folder / "workers").exists()
+        ranks = {one.pid for one in read_workers(self._folder).values()} if told else set()
+        helpers = (
+            pid
+            for pid in children_of(self._launcher)
+            if pid not in ranks and (variable(pid, "RANK") is None or variable(pid, WARM))
+        )
         return sum(map(busy_s, helpers))
-
-
-def _is_rank(pid: int) -> bool:
-    return variable(pid, "RANK") is not None and variable(pid, WARM) is None
 
 
 def measure(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, Any]:

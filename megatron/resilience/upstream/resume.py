@@ -16,8 +16,12 @@ _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Longest wait for the other ranks to start: imports alone take a minute on a cold file system."""
 
 
-def job_store(rank: RankEnvironment) -> distributed.Store:
+def job_store(rank: RankEnvironment, attempt: int = 0) -> distributed.Store:
     """Opens the store through which the ranks of a job meet.
+
+    Args:
+        attempt: Which start of all workers this is. The launcher's store outlives them: what those
+            before have left there is no answer to these.
 
     Raises:
         UserError: several ranks, but nobody told where they meet.
@@ -30,7 +34,7 @@ def job_store(rank: RankEnvironment) -> distributed.Store:
             "start the job with resihp-run"
         )
     store, _, _ = next(iter(distributed.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT)))
-    return store
+    return distributed.PrefixStore(f"attempt/{attempt}", store)
 
 
 def resolve_load(
