@@ -3,9 +3,17 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from megatron.resilience.executor.world import World
+from megatron.resilience.upstream.resume import job_store
+from resihp_ext.environment import RankEnvironment
+from resihp_ext.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -45,3 +53,25 @@ def test_all_meet_again_after_a_death_before_the_first_step(tmp_path: Path) -> N
     )
     assert found.returncode == 0, found.stderr
     assert "met 2 in start 2" in found.stdout
+
+
+def meet_after_one_was_broken_off() -> float:
+    """The second world of rank 1, and the third of rank 0, which nobody else came to before."""
+    rank = RankEnvironment.from_environ(os.environ)
+    store = job_store(rank)
+    if rank.rank == 0:
+        with pytest.raises(RuntimeError):
+            World(members=(0, 1), epoch=1).connect(
+                0, backend="gloo", store=store, timeout=timedelta(seconds=0.2)
+            )
+    World(members=(0, 1), epoch=2).connect(
+        rank.rank, backend="gloo", store=store, timeout=timedelta(seconds=20)
+    )
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total)
+
+
+def test_a_rank_meets_the_others_after_making_a_group_in_vain() -> None:
+    assert run_ranks(2, meet_after_one_was_broken_off, timeout_s=60.0) == [2.0, 2.0]

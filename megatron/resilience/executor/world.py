@@ -40,6 +40,9 @@ class World:
             rank: This process's global rank.
             store: Where the members of all epochs meet.
         """
+        # torch names groups by a count, which begins anew when the groups before are destroyed; but
+        # not on a rank that was still making the first of them: it would wait under another name.
+        dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(f"{_PLACE}/{self.epoch}", store),
