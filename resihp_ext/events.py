@@ -33,6 +33,11 @@ class Event(StrEnum):
     the latest plan count."""
     ITERATION = "iteration"
     """A step is done: losses, ``grad_norm``, ``learning_rate``, ``skipped``."""
+    STEP_TIMES = "step_times"
+    """How long each action of this rank took in a step, and how much of it the rank waited:
+    ``times``, a :class:`~resihp_ext.detector.timed.RankStep` with nested lists in the place of
+    structs; every ``--resilience-timings-every`` steps. On a GPU a step late, and not of the
+    last."""
     TRANSITION = "transition"
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
     ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""

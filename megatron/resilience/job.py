@@ -35,6 +35,7 @@ from megatron.resilience.recovery.brief import brief
 from megatron.resilience.recovery.member import StoppedError
 from megatron.resilience.recovery.survive import Surroundings, Survivor
 from megatron.resilience.settings import Settings, add_our_flags
+from megatron.resilience.timing.report import report_times
 from megatron.resilience.upstream import arguments, parallel
 from megatron.resilience.upstream.batch import MicroBatch
 from megatron.resilience.upstream.board import Board
@@ -86,6 +87,7 @@ class Job:
         if self.executor is not None:
             self.executor.before_pass = self._forget_micro_batches
             self.executor.after_pass = self._record_micro_batches
+            self.patches.partner_waits.clock = self.executor.clock
         self.patches.local_timers.local = self.executor is not None
         check_packing(self.args, self.settings.data)
         check_data(self.args)
@@ -107,6 +109,7 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
+        report_times(self.executor, self.events, self.settings.timing)
         self._iterations = IterationRecords(self.events, self.rank.rank)
         self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration
@@ -316,6 +319,9 @@ class Job:
 
     def _on_micro_batch(self, batch: MicroBatch) -> None:
         # Model chunks of one rank see the same micro-batch; the one with the loss counts it.
+        if self.executor is not None and batch.is_read:
+            sizes = self.args.micro_batch_size, self.args.seq_length
+            self.executor.clock.note(*sizes, batch.bounds)
         if batch.labels is not None:
             self._micro_batches.append(batch)
         self._started = True

@@ -13,6 +13,7 @@ from megatron.resilience.executor.config import ExecutorConfig
 from megatron.resilience.faults.config import FaultsConfig
 from megatron.resilience.model.config import InitialWeightsConfig
 from megatron.resilience.recovery.config import RecoveryConfig
+from megatron.resilience.timing.config import TimingConfig
 from resihp_ext.flags import add_flags, from_namespace
 
 
@@ -41,6 +42,7 @@ class Settings:
     checkpoint: CheckpointSafetyConfig
     faults: FaultsConfig
     recovery: RecoveryConfig
+    timing: TimingConfig
     device: DeviceConfig
     data: DataConfig
     initial_weights: InitialWeightsConfig
@@ -65,6 +67,7 @@ GROUPS: dict[str, tuple[type, str]] = {
     "checkpoint": (CheckpointSafetyConfig, "resilience-"),
     "faults": (FaultsConfig, "resilience-"),
     "recovery": (RecoveryConfig, "resilience-"),
+    "timing": (TimingConfig, "resilience-"),
     "device": (DeviceConfig, ""),
     "data": (DataConfig, ""),
     "initial_weights": (InitialWeightsConfig, ""),

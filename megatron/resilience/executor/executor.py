@@ -33,6 +33,8 @@ from megatron.resilience.executor.totals import lengths_here, report, summed, to
 from megatron.resilience.executor.transition import Held, StateLostError
 from megatron.resilience.executor.wire import Traffic
 from megatron.resilience.executor.world import World
+from megatron.resilience.timing.clock import OFF, StepClock
+from megatron.resilience.timing.marks import marks_for
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
@@ -47,6 +49,7 @@ class Executor:
     Attributes:
         groups: What ``pretrain`` takes as ``pg_collection``.
         traffic: Bytes sent over stage boundaries so far.
+        clock: Where the time of each step goes.
         before_training: Called with Megatron's parameter scheduler before the training loop.
         before_step: Called with the training loop's list of model chunks before every step; may
             change the plan.
@@ -66,6 +69,7 @@ class Executor:
         self.plan = plan
         self.seat = Seat.of(plan, rank)
         self.traffic = Traffic()
+        self.clock = StepClock(rank, marks_for(device))
         self.groups: Any = None
         self.layout: StateLayout | None = None
         self.buffers: list[DomainBuffer] = []
@@ -129,6 +133,7 @@ class Executor:
         self.optimizer = DomainOptimizer(config, self.device)
         self.optimizer.sharded = self.redundancy != "replicated"
         self.optimizer.guard, self.optimizer.ready = self.guard, self.make_gradients
+        self.optimizer.clock = self.clock
         self.attach(self.optimizer, models)
         self.held = {self.plan.version: self.state_here()}
         return self.optimizer
@@ -197,6 +202,7 @@ class Executor:
         All groups end with the world before.
         """
         assert self.meeting_place is not None
+        self.clock.drop()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = self.meeting_place()
@@ -260,9 +266,11 @@ class Executor:
             collect_non_loss_data=collect_non_loss_data,
         )
         if collect_non_loss_data:
-            return self._play(work).reports
+            with self.clock.apart():
+                return self._play(work).reports
         if forward_only:
-            found = self.guard.run("evaluation", lambda: self._evaluate(work))
+            with self.clock.apart():
+                found = self.guard.run("evaluation", lambda: self._evaluate(work))
             return [report(found, self.device, means=False)]
         self.aim(work)
         self._record(work)
@@ -275,6 +283,7 @@ class Executor:
         assert work is not None
         if not self._stale:
             return self._totals_of_step
+        self._restart_clock(work)
         config = get_model_config(self.models[0])
         timers = config.timers
         if timers is not None:
@@ -282,16 +291,23 @@ class Executor:
         for buffer in self.buffers:
             buffer.clear_gradients()
         self.before_pass()
-        step = self._play(work)
+        step = self._play(work, self.clock)
         self.guard.look("sync", waiting=True)
-        found = totals(step, self.seat, self.device)
+        with self.clock.waiting():
+            found = totals(step, self.seat, self.device)
         self._reduce_gradients(found[0] if config.calculate_per_token_loss else None)
+        self.clock.end()
         if timers is not None:
             timers("forward-backward").stop()
         if work.counts:
             self.after_pass()
         self._stale, self._totals_of_step = False, found
         return found
+
+    def _restart_clock(self, work: Pass) -> None:
+        self.clock.drop()
+        if work.counts:
+            self.clock.restart(int(current_args().curr_iteration) + 1, self.plan.version)
 
     def aim(self, work: Pass) -> None:
         """Says what the next step is; gradients that are there are of another one."""
@@ -308,7 +324,7 @@ class Executor:
         self.guard.look("sync", waiting=True)
         return totals(step, self.seat, self.device)
 
-    def _play(self, work: Pass) -> Step:
+    def _play(self, work: Pass, clock: StepClock = OFF) -> Step:
         return self._player.play(
             work,
             plan=self.plan,
@@ -316,6 +332,7 @@ class Executor:
             pool=self.pool,
             models=self.models,
             look=self.guard.look,
+            clock=clock,
         )
 
     def _refresh(self, forward_only: bool) -> None:
@@ -331,9 +348,10 @@ class Executor:
             if tokens is not None:
                 buffer.gradient.mul_(1.0 / max(tokens, 1.0))
         waits = [buffer.reduce() for buffer in self.buffers]
-        for wait in waits:
-            if wait is not None:
-                wait.wait()
+        with self.clock.waiting():
+            for wait in waits:
+                if wait is not None:
+                    wait.wait()
 
     def sequence_stats(self, local: torch.Tensor | None) -> tuple[float, float]:
         """Tokens and squared segment lengths of the global batch; collective.

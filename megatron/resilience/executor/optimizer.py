@@ -19,6 +19,8 @@ from megatron.resilience.executor import optimizer_checkpoint
 from megatron.resilience.executor.buffers import MASTER, DomainBuffer
 from megatron.resilience.executor.guard import Figures, Guard, NoGuard
 from megatron.resilience.executor.manifest import Piece
+from megatron.resilience.timing.clock import OFF, StepClock
+from resihp_ext.plan.action import Kind
 
 Groups = list[list[torch.nn.Parameter]]
 
@@ -92,6 +94,7 @@ class DomainOptimizer(MegatronOptimizer):
         self.sharded = False
         """Whether owners of a weight share its state, and gather the weight after a step."""
         self.guard: Guard = NoGuard()
+        self.clock: StepClock = OFF
         self.ready: Callable[[], Any] = lambda: None
         """Makes the gradients again, if the layout has changed since; collective."""
         self.ballot: Callable[[], Figures] = lambda: ()
@@ -157,12 +160,14 @@ class DomainOptimizer(MegatronOptimizer):
         norm, zeros = self.guard.run("vote", self._vote, late=take)[:2]
         if not late:
             self._update(norm)
+        self.clock.finish()
         self.guard.look("between")
         return True, norm, int(zeros) if self.config.log_num_zeros_in_grad else None
 
     def _vote(self) -> Figures:
         with torch.enable_grad():
             self.ready()
+        self.clock.begin(Kind.STEP)
         return self.gradient_norm()
 
     def _update(self, norm: float) -> None:
@@ -174,7 +179,8 @@ class DomainOptimizer(MegatronOptimizer):
             self._give_weights()
             return
         # Masters are where they belong: after a change of layout the weights follow from them.
-        self.guard.run("weights", self._give_weights, redo=False)
+        with self.clock.waiting():
+            self.guard.run("weights", self._give_weights, redo=False)
 
     def _give_weights(self) -> Figures:
         for buffer in self.buffers:
@@ -191,7 +197,8 @@ class DomainOptimizer(MegatronOptimizer):
             if self.config.log_num_zeros_in_grad:
                 sums[1] += buffer.zeros()
         sums[2:] = torch.tensor(further, dtype=torch.float64)
-        dist.all_reduce(sums)
+        with self.clock.waiting():
+            dist.all_reduce(sums)
         squared, zeros, *counted = sums.tolist()
         self.counted(tuple(counted))
         return squared**0.5, zeros

@@ -13,6 +13,7 @@ from megatron.resilience.executor.groups import GroupPool
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Look, Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
+from megatron.resilience.timing.clock import StepClock
 from megatron.resilience.upstream.stream import Stream
 from resihp_ext.plan.action import Action
 from resihp_ext.plan.check import checked
@@ -70,11 +71,13 @@ class Player:
         pool: GroupPool,
         models: Sequence[torch.nn.Module],
         look: Look,
+        clock: StepClock,
     ) -> Step:
         """Runs this rank's actions of a pass, from its beginning.
 
         Args:
             look: Told before every action what it is; may stop the pass.
+            clock: Times every action.
         """
         plan, actions = self._program(plan, seat, work)
         config = get_model_config(models[0])
@@ -94,6 +97,7 @@ class Player:
             forward_step_func=work.forward_step_func,
             fetch=work.stream.micro_batch,
             look=look,
+            clock=clock,
             forward_only=work.forward_only,
             collect_non_loss_data=work.collect_non_loss_data,
         )

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.utils import get_model_config
 
 from megatron.resilience.executor.wire import Boundary, Wire
+from megatron.resilience.timing.clock import OFF, StepClock
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.plan import Instance, Plan, neighbours
 
@@ -47,6 +48,7 @@ class Step:
     fetch: FetchMicroBatch
     look: Look
     """Told before every action what it is; may stop the pass."""
+    clock: StepClock = OFF
     forward_only: bool = False
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
@@ -64,10 +66,13 @@ class Step:
             if action.kind is Kind.SYNC:
                 break
             name, waits = _NAMES[action.kind]
+            self.clock.begin(action.kind, action.micro_batch, action.chunk)
             self.look(name, action.micro_batch, waiting=waits)
             self._handlers[action.kind](self, action)
-        self.look("send", waiting=True)
-        self.wire.finish()
+        self.clock.begin(Kind.SYNC)
+        with self.clock.waiting():
+            self.look("send", waiting=True)
+            self.wire.finish()
 
     def _receive_forward(self, action: Action) -> None:
         tensor = self.wire.receive(action, self.boundary)

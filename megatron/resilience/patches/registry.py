@@ -17,6 +17,7 @@ from megatron.resilience.patches.distributed_adam import DistributedAdam
 from megatron.resilience.patches.group_birth import GroupBirth
 from megatron.resilience.patches.local_timers import LocalTimers
 from megatron.resilience.patches.lost_checkpoint_worker import LostCheckpointWorker
+from megatron.resilience.patches.partner_waits import PartnerWaits
 from megatron.resilience.patches.tensorboard_writer import TensorboardWriter
 from megatron.resilience.patches.training_log import TrainingLog
 from megatron.resilience.patches.training_loop import TrainingLoop
@@ -35,6 +36,7 @@ KINDS: tuple[type[Patch], ...] = (
     GroupBirth,
     LocalTimers,
     TensorboardWriter,
+    PartnerWaits,
 )
 
 
@@ -47,9 +49,11 @@ class PatchSet:
         self.group_birth = GroupBirth()
         self.local_timers = LocalTimers()
         self.tensorboard_writer = TensorboardWriter()
+        self.partner_waits = PartnerWaits()
         kept: dict[type[Patch], Patch] = {
             GroupBirth: self.group_birth,
             LocalTimers: self.local_timers,
+            PartnerWaits: self.partner_waits,
             TensorboardWriter: self.tensorboard_writer,
             TrainingLog: self.training_log,
             TrainingLoop: self.training_loop,

@@ -56,6 +56,9 @@ class StepExecutor(Protocol):
     @property
     def saving(self) -> Any: ...
 
+    @property
+    def clock(self) -> Any: ...
+
 
 class TrainingLoop(Patch):
     """Asks ``executor`` instead of upstream, when there is one."""
@@ -162,9 +165,10 @@ class TrainingLoop(Patch):
                 original(*args, **kwargs)
 
             step = int(args[0] if args else kwargs["iteration"])
-            whole = executor.saving.run(
-                executor.guard, save, step=step, directory=str(current_args().save)
-            )
+            with executor.clock.apart():
+                whole = executor.saving.run(
+                    executor.guard, save, step=step, directory=str(current_args().save)
+                )
             if whole and not kwargs.get("non_persistent_ckpt") and not kwargs.get("release"):
                 executor.saved(step)
 

@@ -38,6 +38,16 @@ class MicroBatch:
         """Lengths (tokens) of the packed documents, padding included; None when not packed."""
         return None if self.packed is None else self.packed.cu_seqlens_q.diff().tolist()
 
+    @property
+    def bounds(self) -> torch.Tensor | None:
+        """Where packed documents begin and end (tokens); None when not packed."""
+        return None if self.packed is None else self.packed.cu_seqlens_q
+
+    @property
+    def is_read(self) -> bool:
+        """Whether this rank has seen anything of it."""
+        return any(one is not None for one in (self.tokens, self.labels, self.packed))
+
 
 def is_packed() -> bool:
     """Whether samples carry document boundaries."""

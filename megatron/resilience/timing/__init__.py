@@ -1,0 +1,1 @@
+"""Where the time of a step goes on this rank."""
