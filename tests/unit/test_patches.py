@@ -48,7 +48,16 @@ def owners() -> list[Any]:
     caller = importlib.import_module(ASYNC_UTILS).PersistentAsyncCaller
     optimizer = importlib.import_module(OPTIMIZER).DistributedOptimizer
     timers = importlib.import_module(TIMERS)
-    return [*modules, optimizer, caller, timers.Timer, timers.Timers, torch.Tensor, dist.Backend]
+    return [
+        *modules,
+        optimizer,
+        caller,
+        timers.Timer,
+        timers.Timers,
+        torch.Tensor,
+        dist,
+        dist.Backend,
+    ]
 
 
 def state_of_upstream() -> dict[tuple[str, str], Any]:
