@@ -14,7 +14,7 @@ from resihp_ext.control.channel import Channel, LinkClosed, open_channel
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.loop_thread import LoopThread
 from resihp_ext.control.messages import Message, Progress
-from resihp_ext.control.traffic import SMALL_BYTES, WORKER, packed
+from resihp_ext.control.traffic import NEWS_BYTES, SMALL_BYTES, WORKER, packed
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,14 @@ class WorkerLink:
         """
         self._thread.call(self._post, packed(message))
 
+    def offer(self, message: Message) -> None:
+        """The same for news that is soon out of date: an agent that does not read needs no more.
+
+        Raises:
+            ResiHPError: the message is too large.
+        """
+        self._thread.call(self._offer, packed(message))
+
     def close(self) -> None:
         """Ends the link; what was sent before is delivered.
 
@@ -79,6 +87,10 @@ class WorkerLink:
     def _post(self, payload: bytes) -> None:
         if self._channel is not None:
             self._greeted = True
+            self._channel.post(payload)
+
+    def _offer(self, payload: bytes) -> None:
+        if self._channel is not None and self._channel.backlog_bytes < NEWS_BYTES:
             self._channel.post(payload)
 
     async def _run(self) -> None:

@@ -192,6 +192,11 @@ def _armed(job: Job, message: say.Armed) -> list[Action]:
     return changes.run(job, job.plan)
 
 
+def _timed(job: Job, message: say.Timed) -> list[Action]:
+    job.times[message.rank] = message.times
+    return []
+
+
 _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
     say.Hello: _hello,
     say.Described: _described,
@@ -205,4 +210,5 @@ _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
     say.Adopted: changes.adopted,
     say.Ready: changes.ready,
     say.Agreed: changes.agreed,
+    say.Timed: _timed,
 }

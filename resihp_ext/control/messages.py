@@ -13,6 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from resihp_ext.detector.timed import RankStep
+
 Rank = Annotated[int, Meta(ge=0, lt=2**20)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Name = Annotated[str, Meta(max_length=64)]
@@ -21,6 +23,9 @@ Text = Annotated[str, Meta(max_length=2**24)]
 Raw = Annotated[bytes, Meta(max_length=2**24)]
 Ranks = Annotated[tuple[Rank, ...], Meta(max_length=2**20)]
 Figures = Annotated[tuple[float, ...], Meta(max_length=64)]
+
+MOST_ACTIONS = 2**16
+"""Of a rank in a step, and so of micro-batches."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +147,18 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
     cause: Line = ""
     checkpoint: Line = ""
     """Where the job can go on from, for people."""
+
+
+class Timed(Message, frozen=True, kw_only=True, tag="timed"):
+    """Where the time of a step went in a worker: news that may get lost."""
+
+    rank: Rank
+    times: RankStep
+
+    def __post_init__(self) -> None:
+        most = max(len(self.times.actions), len(self.times.micro_batches))
+        if self.times.rank != self.rank or most > MOST_ACTIONS:
+            raise ValueError(f"times of rank {self.times.rank}, {most} actions: not acceptable")
 
 
 # To workers.
@@ -323,6 +340,7 @@ AnyMessage = (
     | Agreed
     | Ready
     | Leaving
+    | Timed
     | View
     | Go
     | Propose

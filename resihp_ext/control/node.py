@@ -188,6 +188,9 @@ class NodeControl:
         if isinstance(message, say.Progress):
             self._watch.heard(message, now_s)
             return
+        if isinstance(message, say.Timed):
+            self._uplink.offer(payload)
+            return
         if isinstance(message, say.Hello):
             if message.incarnation < self._incarnations.get(message.rank, 0):
                 self.counters.count("old process", f"rank {message.rank}")

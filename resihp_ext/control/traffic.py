@@ -13,6 +13,9 @@ LARGE_BYTES = 16 * 1024 * 1024
 ENVELOPE_BYTES = 64 * 1024
 """What an agent's message around a worker's may add."""
 
+NEWS_BYTES = 1024 * 1024
+"""A peer that has not read so much yet is not told what is soon out of date."""
+
 WORKER, AGENT, PERSON = "worker", "agent", "person"
 UP = (
     say.Hello,
@@ -26,6 +29,7 @@ UP = (
     say.Ready,
     say.Leaving,
     say.Troubled,
+    say.Timed,
 )
 TO_SERVER: dict[str, tuple[type[Message], ...]] = {
     WORKER: UP,
@@ -57,6 +61,7 @@ LARGE = (
     say.ForRanks,
     say.NodeHello,
     say.Answer,
+    say.Timed,
 )
 
 

@@ -6,6 +6,22 @@ import typing
 
 from resihp_ext.control import messages as say
 from resihp_ext.control.messages import Message
+from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
+from resihp_ext.plan.action import Kind
+
+TIMES = RankStep(
+    rank=1,
+    step=7,
+    version=2,
+    begun_s=1e9,
+    total_s=0.5,
+    actions=(
+        TimedAction(
+            kind=Kind.FORWARD, micro_batch=3, chunk=1, start_s=0.125, own_s=0.25, wait_s=0.0
+        ),
+    ),
+    micro_batches=(MicroBatch(number=3, tokens=96, squared=5858),),
+)
 
 KINDS: tuple[type[Message], ...] = typing.get_args(say.AnyMessage)
 
@@ -21,6 +37,7 @@ SAMPLES: tuple[Message, ...] = (
     say.Ready(rank=9),
     say.Loading(rank=1, epoch=2),
     say.Leaving(rank=9, exit_code=75, cause="nothing is left", checkpoint="iter_0000004"),
+    say.Timed(rank=1, times=TIMES),
     say.View(epoch=1, members=(0, 2), losses=(say.Loss(rank=1, cause="was killed"),)),
     say.Go(epoch=1, plan="{}", region=4, result=(), version=1, reason="rank 1 was killed"),
     say.Propose(number=1, epoch=2, members=(0, 1), plan="{}", reason="rank 1 joined"),

@@ -37,6 +37,7 @@ class Link(Protocol):
     """The way to the coordinator."""
 
     def send(self, message: Message) -> None: ...
+    def offer(self, message: Message) -> None: ...
 
 
 class Member:
@@ -64,6 +65,11 @@ class Member:
         """Sends a message; does not wait."""
         if self.link is not None:
             self.link.send(message)
+
+    def offer(self, message: Message) -> None:
+        """Sends news that is soon out of date, and may get lost; does not wait."""
+        if self.link is not None:
+            self.link.offer(message)
 
     def hear(self, message: Message) -> None:
         """Takes a message; a view breaks off at once what this worker waits for."""

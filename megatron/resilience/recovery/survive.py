@@ -29,8 +29,9 @@ from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.recovery.shards import Shards
 from resihp_ext.control.client import WorkerLink
-from resihp_ext.control.messages import Hello, Leaving
+from resihp_ext.control.messages import MOST_ACTIONS, Hello, Leaving, Timed
 from resihp_ext.control.worker_environment import WorkerEnvironment
+from resihp_ext.detector.timed import RankStep
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import EXIT_OK, EXIT_REQUEUE
 from resihp_ext.events import EventLog
@@ -114,6 +115,7 @@ class Survivor:
         executor.guard = self.recovery
         executor.before_step = self._boundary
         executor.before_training = self._before_training
+        executor.clock.on_step.append(self._tell_times)
         self._link.start()
         self._member.link = self._link
         self._member.tell(
@@ -161,6 +163,11 @@ class Survivor:
             LoopState.begin(enter.step, enter.loop)
         else:
             self._shards.begin()
+
+    def _tell_times(self, times: RankStep) -> None:
+        """Nobody waits for these, so what is too much is left out."""
+        if max(len(times.actions), len(times.micro_batches)) <= MOST_ACTIONS:
+            self._member.offer(Timed(rank=self._rank, times=times))
 
     def meet(self) -> None:
         """Waits for all members: none may close its connections under another's last message."""
