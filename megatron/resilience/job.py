@@ -22,6 +22,7 @@ import torch
 
 from megatron.resilience.data.preflight import check_data, check_packing
 from megatron.resilience.device.choose import Device, choose_device
+from megatron.resilience.emulation.begin import begin_emulation
 from megatron.resilience.executor.driver import TimetableDriver
 from megatron.resilience.executor.modules import ModuleFactory
 from megatron.resilience.executor.start import Planned, planned_layout
@@ -188,8 +189,8 @@ class Job:
             self.on_trained()
         if self.events is not None:
             self._iterations.complete(self._members())
-            traffic = {} if self.executor is None else asdict(self.executor.traffic)
-            self.events.write(Event.JOB_END, step=self._step, **traffic)
+            figures = {} if self.executor is None else self.executor.figures()
+            self.events.write(Event.JOB_END, step=self._step, **figures)
         if self.survivor is not None:
             self.survivor.meet()
             self.survivor.leave(exit_code)
@@ -247,13 +248,16 @@ class Job:
             self.args, self._use_our_layers, sequence_parallel=self.layout.sequence_parallel
         )
         folder = resilience_dir(self.settings, self.args)
+        faults = begin_emulation(
+            self.executor, self.settings, self.rank.rank, self._agent, self.args.seq_length
+        )
         layout, timetable = self.layout, self.layout.timetable
         driver = TimetableDriver(
             self.executor, timetable, factory, folder=folder, events=self.events
         )
         if self._agent is None:
             self.executor.before_step = driver
-            if self.settings.faults.faults:
+            if faults:
                 raise UserError("--resilience-faults: start the job with resihp-run")
             return None
         return Survivor(
@@ -266,7 +270,7 @@ class Job:
                 folder=folder,
                 events=self.events,
                 config=self.settings.recovery,
-                faults=self.settings.faults.read(self.rank.world_size),
+                faults=faults,
                 describe=lambda: brief(self.args, layout, self.device),
                 also=driver if len(timetable) > 1 else None,
                 level=self.settings.checkpoint.verify_checkpoint,
@@ -310,6 +314,7 @@ class Job:
             "versions": versions,
             "layout": parallel.parallel_sizes(),
             "world_size": self.rank.world_size,
+            "emulated": self.settings.emulation.emulate is not None,
         }
 
     def _open_events(self) -> EventLog | None:

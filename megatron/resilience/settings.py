@@ -9,6 +9,7 @@ from typing import Any, Self
 from megatron.resilience.checkpoint.config import CheckpointSafetyConfig
 from megatron.resilience.data.config import DataConfig
 from megatron.resilience.device.choose import DeviceConfig
+from megatron.resilience.emulation.config import EmulationConfig
 from megatron.resilience.executor.config import ExecutorConfig
 from megatron.resilience.faults.config import FaultsConfig
 from megatron.resilience.model.config import InitialWeightsConfig
@@ -41,6 +42,7 @@ class Settings:
     executor: ExecutorConfig
     checkpoint: CheckpointSafetyConfig
     faults: FaultsConfig
+    emulation: EmulationConfig
     recovery: RecoveryConfig
     timing: TimingConfig
     device: DeviceConfig
@@ -66,6 +68,7 @@ GROUPS: dict[str, tuple[type, str]] = {
     "executor": (ExecutorConfig, "resilience-"),
     "checkpoint": (CheckpointSafetyConfig, "resilience-"),
     "faults": (FaultsConfig, "resilience-"),
+    "emulation": (EmulationConfig, "resilience-"),
     "recovery": (RecoveryConfig, "resilience-"),
     "timing": (TimingConfig, "resilience-"),
     "device": (DeviceConfig, ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
+from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.buffers import DomainBuffer
 from megatron.resilience.executor.groups import GroupPool, Members, members_of
 from megatron.resilience.executor.guard import Figures, Guard, NoGuard
@@ -39,6 +41,7 @@ from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.common_grid import hold_nothing, refine
 from megatron.resilience.upstream.ddp import free_gradients
 from megatron.resilience.upstream.process_groups import collection_for, install
+from resihp_ext.plan.action import Kind
 from resihp_ext.plan.plan import Plan
 from resihp_ext.state.keepers import Redundancy
 
@@ -134,6 +137,7 @@ class Executor:
         self.optimizer.sharded = self.redundancy != "replicated"
         self.optimizer.guard, self.optimizer.ready = self.guard, self.make_gradients
         self.optimizer.clock = self.clock
+        self.optimizer.paced = lambda: self._player.paced(self.plan, self.seat, Kind.STEP)
         self.attach(self.optimizer, models)
         self.held = {self.plan.version: self.state_here()}
         return self.optimizer
@@ -293,9 +297,10 @@ class Executor:
         self.before_pass()
         step = self._play(work, self.clock)
         self.guard.look("sync", waiting=True)
-        with self.clock.waiting():
-            found = totals(step, self.seat, self.device)
-        self._reduce_gradients(found[0] if config.calculate_per_token_loss else None)
+        with self._player.paced(self.plan, self.seat, Kind.SYNC):
+            with self.clock.waiting():
+                found = totals(step, self.seat, self.device)
+            self._reduce_gradients(found[0] if config.calculate_per_token_loss else None)
         self.clock.end()
         if timers is not None:
             timers("forward-backward").stop()
@@ -308,6 +313,14 @@ class Executor:
         self.clock.drop()
         if work.counts:
             self.clock.restart(int(current_args().curr_iteration) + 1, self.plan.version)
+
+    def emulate(self, pacer: Pacer) -> None:
+        """From now on this rank is as slow as an emulated device."""
+        self._player.pacer = pacer
+
+    def figures(self) -> dict[str, Any]:
+        """What this rank has sent and, if it was emulated, how well."""
+        return {**asdict(self.traffic), **self._player.figures()}
 
     def aim(self, work: Pass) -> None:
         """Says what the next step is; gradients that are there are of another one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class DomainOptimizer(MegatronOptimizer):
         self.clock: StepClock = OFF
         self.ready: Callable[[], Any] = lambda: None
         """Makes the gradients again, if the layout has changed since; collective."""
+        self.paced: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around an update: lets it take longer than it does."""
         self.ballot: Callable[[], Figures] = lambda: ()
         """Further figures of this rank, whose sums over all ranks go to :attr:`counted`."""
         self.counted: Callable[[Figures], None] = lambda _sums: None
@@ -172,8 +175,9 @@ class DomainOptimizer(MegatronOptimizer):
 
     def _update(self, norm: float) -> None:
         self.guard.look("optimizer")
-        self.clip(norm)
-        self.optimizer.step()
+        with self.paced():
+            self.clip(norm)
+            self.optimizer.step()
         self.steps += 1
         if not self.sharded:
             self._give_weights()

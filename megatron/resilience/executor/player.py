@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
 from megatron.core.utils import get_model_config
 
+from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.groups import GroupPool
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Look, Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
 from megatron.resilience.timing.clock import StepClock
 from megatron.resilience.upstream.stream import Stream
-from resihp_ext.plan.action import Action
+from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.check import checked
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import one_forward_one_backward
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +61,27 @@ class Player:
         """
         self._traffic = traffic
         self._device = device
+        self.pacer: Pacer | None = None
+        """Of an emulated device."""
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
 
     def forget(self) -> None:
         """Another plan begins."""
         self._programs.clear()
+
+    def paced(self, plan: Plan, seat: Seat, kind: Kind) -> AbstractContextManager[None]:
+        """Around what is done for all micro-batches together: lets it take longer than it does."""
+        if self.pacer is None or not seat.chunks:
+            return nullcontext()
+        return self.pacer.pace(plan, seat.chunks[0], Action(kind=kind), None)
+
+    def figures(self) -> dict[str, Any]:
+        """How well this rank was emulated, if it was."""
+        if self.pacer is None:
+            return {}
+        if (complaint := self.pacer.account.complaint()) is not None:
+            logger.warning("%s", complaint)
+        return {"emulation": asdict(self.pacer.account)}
 
     def play(
         self,
@@ -90,6 +111,7 @@ class Player:
                 pool=pool,
                 sequence_parallel=config.sequence_parallel,
                 traffic=self._traffic,
+                stamps=self.pacer,
             ),
             boundary=self._boundary(config, work),
             models=models,
@@ -98,6 +120,7 @@ class Player:
             fetch=work.stream.micro_batch,
             look=look,
             clock=clock,
+            pacer=self.pacer,
             forward_only=work.forward_only,
             collect_non_loss_data=work.collect_non_loss_data,
         )

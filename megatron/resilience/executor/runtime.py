@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,9 +15,10 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.utils import get_model_config
 
+from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.wire import Boundary, Wire
 from megatron.resilience.timing.clock import OFF, StepClock
-from resihp_ext.plan.action import Action, Kind
+from resihp_ext.plan.action import COMPUTE, Action, Kind
 from resihp_ext.plan.plan import Instance, Plan, neighbours
 
 Look = Callable[..., None]
@@ -49,6 +51,7 @@ class Step:
     look: Look
     """Told before every action what it is; may stop the pass."""
     clock: StepClock = OFF
+    pacer: Pacer | None = None
     forward_only: bool = False
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
@@ -68,11 +71,18 @@ class Step:
             name, waits = _NAMES[action.kind]
             self.clock.begin(action.kind, action.micro_batch, action.chunk)
             self.look(name, action.micro_batch, waiting=waits)
-            self._handlers[action.kind](self, action)
+            with self._paced(action):
+                self._handlers[action.kind](self, action)
         self.clock.begin(Kind.SYNC)
         with self.clock.waiting():
             self.look("send", waiting=True)
             self.wire.finish()
+
+    def _paced(self, action: Action) -> AbstractContextManager[None]:
+        if self.pacer is None or action.kind not in COMPUTE:
+            return nullcontext()
+        batch = self.fetch(action.micro_batch)
+        return self.pacer.pace(self.plan, self.chunks[action.chunk], action, batch)
 
     def _receive_forward(self, action: Action) -> None:
         tensor = self.wire.receive(action, self.boundary)

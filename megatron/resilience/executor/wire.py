@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,16 @@ class Traffic:
 
     sent_bytes: int = 0
     between_nodes_bytes: int = 0
+
+
+class Stamps(Protocol):
+    """Lets messages take longer than they do."""
+
+    def sent(self, peer: int, tag: int) -> tuple[Any, torch.Tensor]:
+        """A message has left; gives what is to be kept until it is complete."""
+
+    def arrived(self, plan: Plan, mine: Instance, action: Action, peer: int, tag: int) -> None:
+        """A message is here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +61,7 @@ class Wire:
     sequence_parallel: bool
     """Whether this rank's activations hold just its share of the rows."""
     traffic: Traffic = field(default_factory=Traffic)
+    stamps: Stamps | None = None
     _pending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,6 +84,8 @@ class Wire:
             peer = peers[piece.receiver]
             work = dist.isend(rows, self._number(peer), tag=_tag(action, mine))
             self._pending.append((work, rows))
+            if self.stamps is not None:
+                self._pending.append(self.stamps.sent(self._number(peer), _tag(action, mine)))
             size = rows.numel() * rows.element_size()
             self.traffic.sent_bytes += size
             if self._node[peer] != self._node[self.seat.rank]:
@@ -85,18 +98,18 @@ class Wire:
         assert action.peer is not None
         low, high = share(at.rows, self.seat.tp, self.seat.tp_rank)
         mine = torch.empty((high - low, at.samples, at.hidden), dtype=at.dtype, device=at.device)
-        waits = [
-            dist.irecv(
-                mine[piece.low - low : piece.high - low],
-                self._number(peers[piece.sender]),
-                tag=_tag(action, action.peer),
-            )
+        tag = _tag(action, action.peer)
+        mine_of = {
+            self._number(peers[piece.sender]): mine[piece.low - low : piece.high - low]
             for piece in pieces(at.rows, len(peers), self.seat.tp)
             if piece.receiver == self.seat.tp_rank
-        ]
-        for wait in waits:
+        }
+        for wait in [dist.irecv(part, peer, tag=tag) for peer, part in mine_of.items()]:
             assert wait is not None, "every rank is a member of the default group"
             wait.wait()
+        if self.stamps is not None:
+            for peer in mine_of:
+                self.stamps.arrived(self.plan, self.seat.chunks[action.chunk], action, peer, tag)
         if self.sequence_parallel or self.seat.tp == 1:
             return mine
         return self._gathered(mine, at)

@@ -17,8 +17,11 @@ class FaultsConfig:
     faults: str | None = None
     """YAML file of faults that the job does to itself, each once, to try out how it recovers."""
 
-    def read(self, world_size: int) -> tuple[Fault, ...]:
+    def read(self, world_size: int, *, emulated: bool = False) -> tuple[Fault, ...]:
         """Reads the file; nothing when none is given.
+
+        Args:
+            emulated: Whether devices are emulated, which can be slow.
 
         Raises:
             UserError: the file, or an entry that this job cannot carry out.
@@ -27,7 +30,7 @@ class FaultsConfig:
             return ()
         found = read_faults(Path(self.faults))
         for number, fault in enumerate(found):
-            problem = refusal(fault)
+            problem = refusal(fault, emulated=emulated)
             if problem is None and fault.rank is not None and fault.rank >= world_size:
                 problem = f"rank {fault.rank}: the job has ranks 0 to {world_size - 1}"
             if problem is not None:
@@ -35,8 +38,8 @@ class FaultsConfig:
         return found
 
 
-def refusal(fault: Fault) -> str | None:
+def refusal(fault: Fault, *, emulated: bool = False) -> str | None:
     """Why no job can carry out a fault; None when one can."""
-    if fault.kind in LASTING:
-        return f"{fault.kind} is for the simulator alone so far; leave it out of a job's faults"
+    if fault.kind in LASTING and not emulated:
+        return f"{fault.kind} needs emulated devices (--resilience-emulate)"
     return None

@@ -1,0 +1,46 @@
+"""Where a rank becomes an emulated device, if the job says so."""
+
+from __future__ import annotations
+
+from megatron.resilience.emulation.pacer import Pacer
+from megatron.resilience.executor.executor import Executor
+from megatron.resilience.settings import Settings
+from megatron.resilience.upstream.arguments import current_args
+from resihp_ext.control.worker_environment import WorkerEnvironment
+from resihp_ext.faults.fault import Fault
+from resihp_ext.faults.lasting import lasting
+
+
+def begin_emulation(
+    executor: Executor,
+    settings: Settings,
+    rank: int,
+    agent: WorkerEnvironment | None,
+    seq_length: int,
+) -> tuple[Fault, ...]:
+    """Slows this rank down if devices are emulated.
+
+    Args:
+        seq_length: Of the model that is run.
+
+    Returns:
+        The faults that strike for real.
+
+    Raises:
+        UserError: a file that cannot be used.
+    """
+    scene = settings.emulation.read()
+    faults = settings.faults.read(len(executor.plan.devices), emulated=scene is not None)
+    slow = lasting(faults)
+    if scene is not None:
+        executor.emulate(
+            Pacer(
+                scene,
+                rank=rank,
+                node="" if agent is None else agent.node,
+                seq_length=seq_length,
+                faults=slow,
+                step=lambda: int(current_args().curr_iteration) + 1,
+            )
+        )
+    return tuple(one for one in faults if one not in slow)
