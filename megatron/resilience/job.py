@@ -248,13 +248,9 @@ class Job:
             self.args, self._use_our_layers, sequence_parallel=self.layout.sequence_parallel
         )
         folder = resilience_dir(self.settings, self.args)
-        faults = begin_emulation(
-            self.executor, self.settings, self.rank.rank, self._agent, self.args.seq_length
-        )
-        layout, timetable = self.layout, self.layout.timetable
-        driver = TimetableDriver(
-            self.executor, timetable, factory, folder=folder, events=self.events
-        )
+        faults = begin_emulation(self.executor, self.settings, self._agent, self.args.seq_length)
+        layout, plans = self.layout, self.layout.timetable
+        driver = TimetableDriver(self.executor, plans, factory, folder=folder, events=self.events)
         if self._agent is None:
             self.executor.before_step = driver
             if faults:
@@ -272,7 +268,7 @@ class Job:
                 config=self.settings.recovery,
                 faults=faults,
                 describe=lambda: brief(self.args, layout, self.device),
-                also=driver if len(timetable) > 1 else None,
+                also=driver if len(plans) > 1 else None,
                 level=self.settings.checkpoint.verify_checkpoint,
                 initialise=functools.partial(
                     initial_weights.initialise,

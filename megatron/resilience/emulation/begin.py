@@ -12,11 +12,7 @@ from resihp_ext.faults.lasting import lasting
 
 
 def begin_emulation(
-    executor: Executor,
-    settings: Settings,
-    rank: int,
-    agent: WorkerEnvironment | None,
-    seq_length: int,
+    executor: Executor, settings: Settings, agent: WorkerEnvironment | None, seq_length: int
 ) -> tuple[Fault, ...]:
     """Slows this rank down if devices are emulated.
 
@@ -36,7 +32,7 @@ def begin_emulation(
         executor.emulate(
             Pacer(
                 scene,
-                rank=rank,
+                rank=executor.seat.rank,
                 node="" if agent is None else agent.node,
                 seq_length=seq_length,
                 faults=slow,
