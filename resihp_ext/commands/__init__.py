@@ -1,1 +1,1 @@
-"""What ``resihp status``, ``resihp drain`` and ``resihp join`` do with a running job."""
+"""What ``resihp status``, ``top``, ``drain`` and ``join`` do with a running job."""

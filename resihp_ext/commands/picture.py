@@ -25,13 +25,8 @@ def as_text(status: Mapping[str, Any], *, host: str = "", place: str = "") -> st
         host: Node that hosts the coordinator.
         place: Where that listens.
     """
-    lines = [_headline(status)]
-    if status["under_way"]:
-        lines.append(f"under way: {status['under_way']}")
-    if status["cause"]:
-        lines.append(f"ends with exit code {status['exit_code']}: {status['cause']}")
-    lines.append(f"coordinator: {f'node {host}, ' if host else ''}{place}")
-    lines += ["", *_table([HEADER, *_rows(status)]), ""]
+    lines = head_lines(status, host=host, place=place)
+    lines += ["", *columns([HEADER, *node_rows(status)]), ""]
     if status["refused"]:
         lines.append(f"refused: {status['refused']}")
     lines += _recoveries(status)
@@ -41,6 +36,17 @@ def as_text(status: Mapping[str, Any], *, host: str = "", place: str = "") -> st
     while not lines[-1]:
         lines.pop()
     return "\n".join(map(printable, lines))
+
+
+def head_lines(status: Mapping[str, Any], *, host: str = "", place: str = "") -> list[str]:
+    """What the job as a whole is doing, and who coordinates it; arguments of :func:`as_text`."""
+    lines = [_headline(status)]
+    if status["under_way"]:
+        lines.append(f"under way: {status['under_way']}")
+    if status["cause"]:
+        lines.append(f"ends with exit code {status['exit_code']}: {status['cause']}")
+    lines.append(f"coordinator: {f'node {host}, ' if host else ''}{place}")
+    return lines
 
 
 def printable(line: str) -> str:
@@ -100,7 +106,8 @@ def _headline(status: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(status: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def node_rows(status: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row a node, below :data:`HEADER`."""
     rows: list[tuple[str, ...]] = []
     for name, node in sorted(status["nodes"].items(), key=lambda each: _first_rank(each[1])):
         ago_s = status["heard_ago_s"].get(name)
@@ -129,8 +136,9 @@ def _short(text: str) -> str:
     return text if len(text) <= CAUSE_CHARACTERS else f"{text[: CAUSE_CHARACTERS - 3]}..."
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(HEADER))]
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows

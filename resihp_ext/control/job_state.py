@@ -15,7 +15,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -209,6 +209,8 @@ class Job:
     """Whether members save the state before they stop."""
     checkpoint: str = ""
     """Where the job can go on from, as a member has said when it left."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """Processes that were lost since the job began, by kind: see ``losses``."""
     recoveries: int = 0
     recovered: deque[Recovered] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last of them."""
@@ -246,6 +248,12 @@ class Job:
     def is_quarantined(self, node: str) -> bool:
         """Whether a node has lost too many workers lately."""
         return len(self.slots.nodes[node].deaths_s) >= self.rules.deaths
+
+    def standby(self) -> tuple[int, ...]:
+        """Members that hold no stage of the plan."""
+        if self.plan is None or not self.plan.ranks:
+            return ()
+        return tuple(rank for rank in self.members if rank not in self.plan.ranks)
 
     def remember(self) -> None:
         """The recovery that was under way is over."""

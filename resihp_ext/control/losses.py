@@ -1,5 +1,8 @@
 """What follows when a process or a node is gone, and when somebody takes too long.
 
+Losses are counted by kind: ``signal`` (somebody killed it), ``exit`` (it ended by itself), ``hang``
+(it was silent, stood still or came too late, and was ended for it), ``node`` (with its agent).
+
 Imports neither torch nor Megatron.
 """
 
@@ -35,7 +38,13 @@ def exited(job: Job, message: say.Exited) -> list[Action]:
             # The same command line would be refused again; the worker has said why.
             return end(job, EXIT_USAGE, f"rank {message.rank} {message.cause}")
     cause = slot.cause if slot.killed_s else message.cause
-    return lost(job, [(message.rank, cause)])
+    return lost(job, [(message.rank, cause)], kind=_kind(message, told=slot.killed_s > 0))
+
+
+def _kind(message: say.Exited, *, told: bool) -> str:
+    if told or (message.exit_code < 0 and not message.cause.startswith("was killed")):
+        return "hang"  # an agent that ends a process for a verdict says the verdict, not the signal
+    return "signal" if message.exit_code < 0 else "exit"
 
 
 def left(job: Job, message: say.Leaving) -> list[Action]:
@@ -72,11 +81,12 @@ def _ends(job: Job, message: say.Leaving) -> list[Action]:
     return end_if_empty(job)
 
 
-def lost(job: Job, gone: Gone, *, counts: bool = True) -> list[Action]:
+def lost(job: Job, gone: Gone, *, counts: bool = True, kind: str = "exit") -> list[Action]:
     """Processes are gone.
 
     Args:
         counts: Whether the job may be to blame, and not only a machine.
+        kind: Under which they are counted.
     """
     if not gone:
         return []
@@ -90,6 +100,7 @@ def lost(job: Job, gone: Gone, *, counts: bool = True) -> list[Action]:
         slot.state, slot.cause, slot.killed_s = State.LOST, cause, 0.0
     if job.phase in (Phase.STOPPING, Phase.ENDED):
         return one_less(job) if connected else end_if_empty(job)
+    job.lost[kind] += len(gone)
     if started:
         return restart(job, named(started[:1]))
     if not connected:
@@ -108,7 +119,8 @@ def node_lost(job: Job, name: str, cause: str) -> list[Action]:
         return []
     node.alive, node.ranks = False, ()
     gone = [slot.rank for slot in job.slots.on(name) if slot.state not in GONE]
-    return lost(job, [(rank, f"is lost with node {name}: {cause}") for rank in gone], counts=False)
+    causes = [(rank, f"is lost with node {name}: {cause}") for rank in gone]
+    return lost(job, causes, counts=False, kind="node")
 
 
 def restart(job: Job, cause: str) -> list[Action]:
@@ -205,6 +217,7 @@ def _killed_in_vain(job: Job) -> list[Action]:
             for slot in job.slots.of.values()
             if slot.killed_s and slot.state not in GONE and job.now_s - slot.killed_s >= limit_s
         ],
+        kind="hang",
     )
 
 

@@ -1,4 +1,4 @@
-"""``resihp status``, ``resihp drain``, ``resihp join``: verbs that talk to a running job.
+"""Verbs that talk to a running job: ``resihp status``, ``top``, ``drain`` and ``join``.
 
 Promise: neither torch nor Megatron is imported, and what goes wrong is one line.
 """
@@ -52,6 +52,22 @@ def status(directory: Path, as_json: bool) -> int:
     text, exit_code = show(directory, as_json=as_json)
     click.echo(text)
     return exit_code
+
+
+@click.command()
+@DIRECTORY
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
+@_one_line
+def top(directory: Path, once: bool) -> int:
+    """Watch a running job: ranks, stages, speeds, plan, latest events and receipts.
+
+    DIR is the job's --resilience-dir. Drawn anew every second; q or Ctrl-C leaves. The exit code is
+    0 when it was left so, 3 when the job is over, 1 when nobody answers, 2 when DIR or the token in
+    it is none of a job, or there is no terminal.
+    """
+    from resihp_ext.commands import top as command
+
+    return command.once(directory) if once else command.top(directory)
 
 
 @click.command()

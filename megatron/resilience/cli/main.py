@@ -12,7 +12,7 @@ from typing import Literal
 
 import click
 
-from megatron.resilience.cli.job import drain, join, status
+from megatron.resilience.cli.job import drain, join, status, top
 from megatron.resilience.cli.plan import plan
 from megatron.resilience.cli.receipts import receipts
 from resihp_ext import __version__
@@ -88,7 +88,7 @@ def profile_machine(
     run.profile(options, click.echo)
 
 
-for verb in (plan, status, drain, join, receipts):
+for verb in (plan, status, top, drain, join, receipts):
     resihp.add_command(verb)
 
 
