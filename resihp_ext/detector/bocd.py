@@ -102,7 +102,7 @@ class Bocd:
         log_like -= (alpha + 0.5) * np.log1p(gap * gap / (2 * alpha * scale))
         hazard = 1 / self._config.hazard_steps
         joint = self._log_p + log_like
-        new = np.logaddexp.reduce(joint) + math.log(hazard)
+        new = _log_sum(joint) + math.log(hazard)
         log_p = np.concatenate(([new], joint + math.log1p(-hazard)))
         beta = self._beta + kappa * gap * gap / (2 * (kappa + 1))
         mean = self._mean + gap / (kappa + 1)
@@ -112,7 +112,13 @@ class Bocd:
         if len(log_p) > limit:
             log_p[limit - 1] = np.logaddexp(log_p[limit - 1], log_p[limit])
             log_p, self._mean, self._beta = log_p[:limit], self._mean[:limit], self._beta[:limit]
-        self._log_p = log_p - np.logaddexp.reduce(log_p)
+        self._log_p = log_p - _log_sum(log_p)
+
+
+def _log_sum(logs: Array) -> float:
+    """Logarithm of the sum of exponentials."""
+    most = float(logs.max())
+    return most + math.log(float(np.exp(logs - most).sum()))
 
 
 class Window:

@@ -19,9 +19,9 @@ from resihp_ext.detector.bocd import BocdConfig
 from resihp_ext.detector.config import DetectorConfig
 from resihp_ext.detector.iteration import IterationPredictor
 from resihp_ext.detector.mtp import MicroBatchPredictor
-from resihp_ext.detector.slots import Array, Role, Sample, Slots
+from resihp_ext.detector.reader import Reader, Step
+from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median
 from resihp_ext.detector.suspect import Report, Suspect
-from resihp_ext.detector.timed import RankStep
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.detector.verify import Changes
 from resihp_ext.detector.watch import Watch
@@ -31,6 +31,8 @@ from resihp_ext.plan.schedule import one_forward_one_backward
 
 LEARN_EVERY = 5
 """Steps between two updates of settled fits: they change slowly, and cost more than a look."""
+LEARN_ITERATION_AT = 2
+"""Steps after the one at which micro-batches are learned: no step pays for both."""
 
 
 class Detector:
@@ -61,6 +63,7 @@ class Detector:
     def _lay_out(self, plan: Plan, program: Program | None) -> None:
         self.plan = plan
         self.slots = Slots(plan, program or one_forward_one_backward(plan))
+        self.reader = Reader(self.slots)
         self._transfers = Transfers(self.slots)
         pairs = len(self._transfers.pairs)
         self._links = Watch(pairs, self.config.link_over_ratio, self.config)
@@ -85,7 +88,7 @@ class Detector:
         self._devices = self._devices.carried([old.get(rank) for rank in self.slots.ranks])
         self._first = [] if self._first is not None else None
 
-    def observe(self, step: int, steps: Mapping[int, RankStep]) -> Report:
+    def observe(self, step: int, steps: Mapping[int, Step]) -> Report:
         """Judges a step; one that was judged already, or belongs to another plan, changes nothing.
 
         Args:
@@ -99,7 +102,7 @@ class Detector:
         if self._warm_up > 0:
             self._warm_up -= 1
             return nothing
-        return self.judge(step, self.slots.read(mine))
+        return self.judge(step, self.reader.read(mine))
 
     def judge(self, step: int, sample: Sample) -> Report:
         """The same on arrays."""
@@ -146,7 +149,7 @@ class Detector:
     def _own_ratio(self, predicted: Array, sample: Sample) -> Array:
         """Own work over prediction of each rank, over all that was measured of both."""
         slots = self.slots.compute
-        own, healthy = sample.own_s[slots], predicted[slots]
+        own, healthy = sample.own_s[slots], predicted[self.slots.node_of[slots]]
         good = np.isfinite(own) & np.isfinite(healthy)
         ranks, size = self.slots.rank_of[slots], len(self.slots.ranks)
         top = np.bincount(ranks, np.where(good, own, 0.0), size)
@@ -157,7 +160,7 @@ class Detector:
         assert self._first is not None
         if len(self._first) < self.config.settle_steps:
             return
-        everyone = np.ones(len(self.slots.ranks))
+        everyone = np.ones(len(self.slots.ranks), dtype=bool)
         for sample in self._first * 2:
             self.mtp.learn(self.slots, sample, everyone)
         ratios = [self._own_ratio(self.mtp.predict_s(self.slots, s), s) for s in self._first]
@@ -193,10 +196,9 @@ class Detector:
     ) -> Report:
         # Its own usual pace is a device's healthy time, too.
         level = self._devices.known * self._devices.bias
-        expected = self.itp.predict_s(predicted * level[self.slots.rank_of], sample)
-        with np.errstate(all="ignore"):
-            observed = float(np.nanmedian(sample.total_s))
-            ratio = observed / expected
+        expected = self.itp.predict_s(predicted, level, sample)
+        observed = finite_median(sample.total_s)
+        ratio = observed / expected if expected > 0 else np.nan
         change = self._changes.observe(ratio)
         over = change is not None and change.after > self.config.validate_over_ratio
         new = over and change is not None and change.after > change.before
@@ -212,13 +214,13 @@ class Detector:
         )
 
     def _learn(self, sample: Sample, predicted: Array, report: Report) -> None:
-        young = self._age <= LEARN_EVERY
-        if not young and self._age % LEARN_EVERY:
-            return
+        young, turn = self._age <= LEARN_EVERY, self._age % LEARN_EVERY
         steady = self._devices.steady()
-        decay = float(np.exp(-LEARN_EVERY / self.config.forget_steps))
-        self.mtp.learn(self.slots, sample, steady.astype(float), decay)
-        if steady.all() and report.ratio < self.config.validate_over_ratio:
+        if young or turn == 0:
+            decay = float(np.exp(-LEARN_EVERY / self.config.forget_steps))
+            self.mtp.learn(self.slots, sample, steady, decay)
+        normal = report.ratio < self.config.validate_over_ratio
+        if (young or turn == LEARN_ITERATION_AT) and normal and steady.all():
             self.itp.learn(sample, self._transfers, self._link_s)
 
 

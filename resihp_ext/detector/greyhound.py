@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from resihp_ext.detector.bocd import BocdConfig
+from resihp_ext.detector.reader import Reader, Step
 from resihp_ext.detector.slots import Array, Sample, Slots
 from resihp_ext.detector.suspect import Report, Suspect
-from resihp_ext.detector.timed import RankStep
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.detector.verify import Changes
 from resihp_ext.plan.plan import Plan
@@ -33,15 +33,16 @@ class Greyhound:
 
     def __init__(self, plan: Plan, config: BocdConfig | None = None) -> None:
         self._slots = Slots(plan, one_forward_one_backward(plan))
+        self._reader = Reader(self._slots)
         self._transfers = Transfers(self._slots)
         self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
         node_of = {d.rank: d.node for d in plan.devices}
         self._roles = [plan.instance_of(rank) for rank in self._slots.ranks]
         self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
 
-    def observe(self, step: int, steps: Mapping[int, RankStep]) -> Report:
+    def observe(self, step: int, steps: Mapping[int, Step]) -> Report:
         """Judges a step: any slower iteration time that stays is an alarm."""
-        sample = self._slots.read(steps)
+        sample = self._reader.read(steps)
         observed = float(np.nanmedian(sample.total_s))
         change = self._changes.observe(observed)
         nothing = Report(step=step, observed_s=observed, predicted_s=np.nan, ratio=np.nan)

@@ -7,11 +7,12 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from statistics import median
 
 import numpy as np
 
 from resihp_ext.detector.itp import Walk
-from resihp_ext.detector.slots import Array, Role, Sample, Slots
+from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.plan.action import Kind
 
@@ -41,40 +42,42 @@ class IterationPredictor:
             self._tail = deque((t * grown for t in self._tail), maxlen=REMEMBERED)
         self._slots, self._walk = slots, Walk(slots)
         self._node_of = {d.rank: d.node for d in slots.plan.devices}
-        role_of_slot: dict[int, Role] = {
-            s: role for role, mine in slots.roles.items() for s in mine
+        work, receive = self._walk.work, self._walk.receive
+        self._busy = np.flatnonzero(work >= 0)
+        self._host = slots.host_of_node[work[self._busy]]
+        self._steps = {
+            role: np.flatnonzero(np.isin(work, nodes)) for role, nodes in slots.roles.items()
         }
-        self._roles: dict[Role, list[int]] = defaultdict(list)
-        for node, slot in enumerate(self._walk.first_slot):
-            if (role := role_of_slot.get(int(slot))) is not None:
-                self._roles[role].append(node)
-        self._pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for pair, _, _, receive in slots.hops:
-            self._pieces[receive].append(pair)
-        ending = [
-            s
-            for keys in slots.keys
-            for (kind, _, _), s in keys.items()
-            if kind not in (Kind.SYNC, Kind.STEP)
-        ]
-        self._pipeline = np.array(ending, dtype=np.int64)
-        self._wire_s = self._wires_of_nodes()
+        pieces: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        for pair, _, _, slot in slots.hops:
+            pieces[int(slots.node_of[slot])].add(pair)
+        self._pieces = {
+            int(step): sorted(pieces[int(receive[step])]) for step in np.flatnonzero(receive >= 0)
+        }
+        compute = slots.compute[np.argsort(slots.node_of[slots.compute], kind="stable")]
+        self._members = compute
+        self._nodes, self._first = np.unique(slots.node_of[compute], return_index=True)
+        ends = [k not in (Kind.SYNC, Kind.STEP) for keys in slots.keys.values() for k, _, _ in keys]
+        self._pipeline = np.flatnonzero(np.array(ends)[slots.node_of])
+        self._levels_s: Array | None = None
+        self._wire_s = self._wires_of_steps()
 
     def learn(self, sample: Sample, transfers: Transfers, levels_s: Array) -> None:
         """Takes a healthy step; ``levels_s`` are the healthy times of the transfers' pairs."""
-        waits = self._walk.least(sample.wait_s)
-        load = self._load(sample)
-        for role, nodes in self._roles.items():
+        waits = np.full(self._slots.nodes, np.nan)
+        waits[self._nodes] = np.minimum.reduceat(sample.wait_s[self._members], self._first)
+        for role, nodes in self._slots.roles.items():
             with np.errstate(all="ignore"):
-                value = float(np.nanmedian(waits[nodes] / load[nodes]))
+                value = finite_median(waits[nodes] / self._slots.load(nodes, sample))
             if np.isfinite(value):
                 self._group[role].append(value)
-        fresh = {p: s for p, s in zip(transfers.pairs, levels_s, strict=True) if np.isfinite(s)}
-        if fresh != self._wires:
-            self._wires |= fresh
-            self._wire_s = self._wires_of_nodes()
+        if levels_s is not self._levels_s:
+            self._levels_s = levels_s
+            known = zip(transfers.pairs, levels_s.tolist(), strict=True)
+            self._wires |= {pair: seconds for pair, seconds in known if np.isfinite(seconds)}
+            self._wire_s = self._wires_of_steps()
         end_s = (sample.start_s + sample.own_s + sample.wait_s)[self._pipeline]
-        tail = float(np.nanmedian(sample.total_s) - np.nanmax(end_s))
+        tail = finite_median(sample.total_s) - float(np.fmax.reduce(end_s))
         if np.isfinite(tail):
             self._tail.append(max(tail, 0.0))
 
@@ -86,42 +89,45 @@ class IterationPredictor:
     @property
     def offset(self) -> float:
         """By how much healthy iterations last longer than the walk."""
-        return float(np.clip(np.median(self._offset), 0.9, 1.15)) if self._offset else 1.0
+        return min(max(median(self._offset), 0.9), 1.15) if self._offset else 1.0
 
-    def predict_s(self, own_s: Array, sample: Sample) -> float:
-        """An iteration, given each slot's own time on its device as it is known to be."""
-        busy = np.nan_to_num(self._walk.slowest(own_s))
-        load = self._load(sample)
-        for role, nodes in self._roles.items():
-            busy[nodes] += self._group_s(role) * load[nodes]
+    def predict_s(self, node_s: Array, level: Array, sample: Sample) -> float:
+        """An iteration.
+
+        Args:
+            node_s: Each node's own time on a healthy device.
+            level: How many times as long each rank's device is known to take.
+        """
+        work = self._walk.work
+        busy = np.zeros(len(work))
+        # A group is as slow as its slowest member.
+        slow = self._slots.most_of_hosts(level)
+        busy[self._busy] = np.nan_to_num(node_s[work[self._busy]]) * slow[self._host]
+        for role, steps in self._steps.items():
+            busy[steps] += self._group_s(role) * self._slots.load(work[steps], sample)
         walk_s = self._walk.seconds(busy, self._wire_s)
-        tail_s = float(np.median(self._tail)) if self._tail else 0.0
+        tail_s = median(self._tail) if self._tail else 0.0
         return (walk_s + tail_s) * self.offset
 
     def _group_s(self, role: Role) -> float:
         """What TP groups do together, for a layer and a token; of another degree, as rings do."""
         if self._group[role]:
-            return float(np.median(self._group[role]))
+            return median(self._group[role])
         kind, tp = role
         known = [t for (k, t), seconds in self._group.items() if k == kind and t > 1 and seconds]
         if tp == 1 or not known:
             return 0.0
         near = min(known, key=lambda t: abs(t - tp))
-        return float(np.median(self._group[kind, near])) * (1 - 1 / tp) / (1 - 1 / near)
+        return median(self._group[kind, near]) * (1 - 1 / tp) / (1 - 1 / near)
 
-    def _load(self, sample: Sample) -> Array:
-        features = self._slots.features(self._walk.first_slot, sample)
-        return features[:, 0]
-
-    def _wires_of_nodes(self) -> Array:
+    def _wires_of_steps(self) -> Array:
         near: dict[bool, list[float]] = {True: [], False: []}
         for pair, seconds in self._wires.items():
             near[self._near(pair)].append(seconds)
-        usual = {k: float(np.median(v)) if v else 0.0 for k, v in near.items()}
-        wires = np.zeros(len(self._walk.first_slot))
-        for node in self._walk.receives:
-            pieces = self._pieces[int(self._walk.first_slot[node])]
-            wires[node] = max(self._wires.get(p, usual[self._near(p)]) for p in pieces)
+        usual = {k: median(v) if v else 0.0 for k, v in near.items()}
+        wires = np.zeros(len(self._walk.work))
+        for step, pieces in self._pieces.items():
+            wires[step] = max(self._wires.get(p, usual[self._near(p)]) for p in pieces)
         return wires
 
     def _near(self, pair: tuple[int, int]) -> bool:

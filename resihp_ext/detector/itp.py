@@ -1,7 +1,8 @@
 """The time of an iteration (ITP): the longest path through the program, at predicted costs.
 
-The graph is laid out once for a plan, in levels of actions that do not depend on each other, so
-that an iteration is a few operations on arrays for each level.
+The graph is laid out once for a plan. Sends take no time, and a receive is joined to the computation
+that follows it; what is left is put in levels of steps that do not depend on each other, numbered
+level by level, so that an iteration is a few operations on arrays for each level.
 
 Imports neither torch nor Megatron.
 """
@@ -11,87 +12,102 @@ from __future__ import annotations
 import numpy as np
 
 from resihp_ext.detector.slots import Array, Ints, Slots
-from resihp_ext.plan.action import RECEIVES, SENDS, Kind
+from resihp_ext.plan.action import COMPUTE, RECEIVES, SENDS, Kind
 from resihp_ext.plan.plan import Instance
+
+NONE = -1
+Name = tuple[Instance, int]
+"""An action by its host and its place in the host's program."""
 
 
 class Walk:
-    """The graph of one plan: a node for each action of a host before SYNC."""
+    """The graph of one plan: steps of hosts before SYNC."""
 
     def __init__(self, slots: Slots) -> None:
-        self.slots = slots
-        self._names: dict[tuple[Instance, int], int] = {}
-        self._before: list[int] = []
-        self._sender: list[int] = []
-        members: list[list[int]] = []
-        self._read(members)
-        self._counts = np.array([len(m) for m in members])
-        self._members: Ints = np.array([s for m in members for s in m], dtype=np.int64)
-        self._first = np.concatenate(([0], np.cumsum(self._counts)[:-1])).astype(np.int64)
-        self.first_slot: Ints = self._members[self._first]
-        self._levels = self._in_levels()
+        self._slots = slots
+        self._rows: list[tuple[int, int, int]] = []
+        """Of each step: the one before it on its host, the computing node, the receiving node."""
+        self._ends: dict[Name, int] = {}
+        """After which step a send leaves."""
+        self._sender: dict[int, Name] = {}
+        """Whose message a step waits for."""
+        self._read()
+        order, levels = self._in_levels()
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 3)[order]
+        self.work: Ints = rows[:, 1]
+        """Nodes that compute, of each step; -1 where a step only waits."""
+        self.receive: Ints = rows[:, 2]
+        """Nodes that receive; -1 where a step waits for no message."""
+        # Step 0 is before everything: the others are numbered from 1.
+        place = np.zeros(len(order) + 1, dtype=np.int64)
+        place[order] = np.arange(1, len(order) + 1)
+        before = place[rows[:, 0]]
+        names = [self._sender.get(int(step)) for step in order]
+        sender = place[[NONE if name is None else self._ends[name] for name in names]]
+        self._levels = [(slice(a, b), before[a:b], sender[a:b]) for a, b in levels]
 
-    def _read(self, members: list[list[int]]) -> None:
-        plan, program = self.slots.plan, self.slots.program
+    def _read(self) -> None:
+        program = self._slots.program
         sent = {
             program.message(host, a): (host, i)
             for host, actions in program.lists
             for i, a in enumerate(actions)
             if a.kind in SENDS
         }
-        pending: list[tuple[int, tuple[Instance, int]]] = []
         for host, actions in program.lists:
-            last = -1
+            last, waiting = NONE, NONE
+            first = self._slots.first_node[host]
             for i, a in enumerate(actions):
+                if waiting != NONE and a.kind not in COMPUTE:
+                    last = self._add(last, NONE, waiting)
+                    waiting = NONE
                 if a.kind in (Kind.SYNC, Kind.STEP):
                     continue
-                node = self._names[host, i] = len(members)
-                key = (a.kind, a.micro_batch, a.chunk)
-                members.append([self.slots.slot(rank, key) for rank in plan.stage(host).ranks])
-                self._before.append(last)
-                self._sender.append(-1)
                 if a.kind in RECEIVES:
-                    pending.append((node, sent[program.message(host, a)]))
-                last = node
-        for node, name in pending:
-            self._sender[node] = self._names[name]
-        self.receives: Ints = np.array([node for node, _ in pending], dtype=np.int64)
+                    waiting = first + i
+                    self._sender[len(self._rows)] = sent[program.message(host, a)]
+                elif a.kind in SENDS:
+                    self._ends[host, i] = last
+                else:
+                    last = self._add(last, first + i, waiting)
+                    waiting = NONE
+            if waiting != NONE:
+                self._add(last, NONE, waiting)
 
-    def _in_levels(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Nodes, their predecessors and senders, level by level; node -1 is before everything."""
-        depth = [-1] * len(self._before)
+    def _add(self, before: int, work: int, receive: int) -> int:
+        self._rows.append((before, work, receive))
+        return len(self._rows) - 1
+
+    def _in_levels(self) -> tuple[Ints, list[tuple[int, int]]]:
+        """Steps in the order of their levels, and where each level begins and ends."""
+        depth = [NONE] * len(self._rows)
+        needs = [[row[0]] for row in self._rows]
+        for step, name in self._sender.items():
+            needs[step].append(self._ends[name])
         stack = list(range(len(depth)))
         while stack:
-            node = stack[-1]
-            needs = [n for n in (self._before[node], self._sender[node]) if n >= 0]
-            open_ = [n for n in needs if depth[n] < 0]
+            step = stack[-1]
+            open_ = [n for n in needs[step] if n != NONE and depth[n] == NONE]
             if open_:
                 stack += open_
                 continue
-            depth[node] = 1 + max((depth[n] for n in needs), default=-1)
+            depth[step] = 1 + max((depth[n] for n in needs[step] if n != NONE), default=NONE)
             stack.pop()
-        before, sender = np.array(self._before), np.array(self._sender)
-        order = np.array(depth)
-        levels = (np.flatnonzero(order == level) for level in range(order.max(initial=-1) + 1))
-        return [(nodes, before[nodes], sender[nodes]) for nodes in levels]
-
-    def slowest(self, of_slots: Array) -> Array:
-        """Over the members of each node, the largest."""
-        return np.asarray(np.maximum.reduceat(of_slots[self._members], self._first))
-
-    def least(self, of_slots: Array) -> Array:
-        """Over the members of each node, the smallest."""
-        return np.asarray(np.minimum.reduceat(of_slots[self._members], self._first))
+        levels = np.array(depth, dtype=np.int64)
+        edges = np.concatenate(([0], np.cumsum(np.bincount(levels)))).tolist()
+        order: Ints = np.argsort(levels, kind="stable")
+        return order, list(zip(edges[:-1], edges[1:], strict=True))
 
     def seconds(self, busy_s: Array, wire_s: Array) -> float:
-        """Until the last node ends.
+        """Until the last step ends.
 
         Args:
-            busy_s: How long each node keeps its host.
-            wire_s: For receives, how long its message is under way.
+            busy_s: How long each step keeps its host.
+            wire_s: How long the message is under way that it waits for; 0 for none.
         """
         ends = np.zeros(len(busy_s) + 1)
-        for nodes, before, sender in self._levels:
-            ready = np.maximum(ends[before], ends[sender] + wire_s[nodes])
-            ends[nodes] = ready + busy_s[nodes]
+        done = ends[1:]
+        for mine, before, sender in self._levels:
+            ready = np.maximum(ends[before], ends[sender] + wire_s[mine])
+            done[mine] = ready + busy_s[mine]
         return float(ends.max())

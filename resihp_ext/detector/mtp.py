@@ -14,10 +14,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from resihp_ext.detector.slots import KINDS, Array, Role, Sample, Slots
+from resihp_ext.detector.slots import KINDS, Array, Ints, Role, Sample, Slots
 
-MOST_ROWS = 2048
-"""Of one step in one fit."""
+FIRST_ROWS = 2048
+"""Of one step in a fit that has not settled."""
+LATER_ROWS = 512
+"""In one that has: other ones in each step, and the decaying sums keep thousands."""
+SETTLED = 20
+"""Steps after which a fit has settled."""
 HUBER = 0.03
 """Relative errors beyond this one weigh less."""
 PULL = 1e-3
@@ -32,6 +36,16 @@ class Fit:
         self._hint = np.array([1.0, 0.0, 0.0, 0.0]) if hint is None else hint
         self._gram, self._moment = np.zeros((4, 4)), np.zeros(4)
         self.coefficients: Array | None = None
+        self._taken = 0
+
+    def choose(self, rows: Ints) -> Ints:
+        """Some rows of a step, as many as the fit's next step needs."""
+        most = FIRST_ROWS if self._taken < SETTLED else LATER_ROWS
+        if len(rows) <= most:
+            return rows
+        # Other ones each time, whatever repeats in their order.
+        places = np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)
+        return rows[(places + 7 * self._taken) % len(rows)]
 
     def add(self, x: Array, y_s: Array, decay: float) -> None:
         """Takes rows, weighted by how well they agree with the fit so far."""
@@ -39,9 +53,7 @@ class Fit:
         x, y_s = x[good], y_s[good]
         if not len(y_s):
             return
-        if len(y_s) > MOST_ROWS:
-            some = np.linspace(0, len(y_s) - 1, MOST_ROWS).astype(int)
-            x, y_s = x[some], y_s[some]
+        self._taken += 1
         # Errors count relative to the time, like the noise.
         x = x / y_s[:, None]
         rounds = 1 if self.coefficients is not None else 12
@@ -91,10 +103,10 @@ class MicroBatchPredictor:
 
     def learn(self, slots: Slots, sample: Sample, trusted: Array, decay: float = 1.0) -> None:
         """Takes what trusted ranks (true in an array over ranks) have measured."""
-        for role, mine in slots.roles.items():
-            chosen = mine[trusted[slots.rank_of[mine]].astype(bool)]
+        for role, mine in slots.role_slots.items():
             fit = self._fits.setdefault(role, Fit(self._hints.get(role)))
-            fit.add(slots.features(chosen, sample), sample.own_s[chosen], decay)
+            chosen = fit.choose(mine[trusted[slots.rank_of[mine]]])
+            fit.add(slots.features(slots.node_of[chosen], sample), sample.own_s[chosen], decay)
 
     def coefficients(self, role: Role) -> Array:
         """Of a role: as fitted, or those of the nearest TP degree, scaled; NaN if there is none."""
@@ -117,8 +129,8 @@ class MicroBatchPredictor:
         return np.asarray(known[near] * ratio)
 
     def predict_s(self, slots: Slots, sample: Sample) -> Array:
-        """Own time of every slot on a healthy device; NaN where nothing is computed."""
-        predicted = np.full(slots.size, np.nan)
+        """Own time of every node on a healthy device; NaN where nothing is computed."""
+        predicted = np.full(slots.nodes, np.nan)
         for role, mine in slots.roles.items():
             predicted[mine] = slots.features(mine, sample) @ self.coefficients(role)
         return predicted

@@ -1,8 +1,8 @@
 """The time of transfers between two ranks whose clocks differ by nobody knows what.
 
-Seen from the clocks of both ends, a forward message takes its time plus the difference of the
-clocks and a backward message its time minus it: half the sum is free of it, even when a clock is
-set. Only messages that somebody waited for tell the time: others had arrived earlier.
+Each end counts from the beginning of its own step. So a forward message seems to take its time plus
+some difference, and a backward message its time minus the same: half the sum is free of it. Only
+messages that somebody waited for tell the time: others had arrived earlier.
 
 Imports neither torch nor Megatron.
 """
@@ -21,24 +21,24 @@ class Transfers:
     """Transfers of one plan, by pairs of ranks."""
 
     def __init__(self, slots: Slots) -> None:
-        hops = slots.hops
-        self.pairs = tuple(sorted({hop[0] for hop in hops}))
+        self.pairs = tuple(sorted({hop[0] for hop in slots.hops}))
         place = {pair: i for i, pair in enumerate(self.pairs)}
-        self._cell = np.array([2 * place[h[0]] + (not h[1]) for h in hops], dtype=np.int64)
-        self._send = np.array([h[2] for h in hops], dtype=np.int64)
-        self._receive = np.array([h[3] for h in hops], dtype=np.int64)
-        self._rank_of = slots.rank_of
+        # A cell is a direction of a pair: forward, then backward.
+        hops = sorted((2 * place[h[0]] + (not h[1]), h[2], h[3]) for h in slots.hops)
+        table = np.array(hops, dtype=np.int64).reshape(-1, 3)
+        cells, self._first = np.unique(table[:, 0], return_index=True)
+        self._cells, self._send, self._receive = cells, table[:, 1], table[:, 2]
 
     def seconds(self, sample: Sample) -> Array:
         """Of each pair, the mean of both directions; NaN where a direction has no sample."""
-        send, receive = self._send, self._receive
-        begun_s = sample.begun_s
-        # Differences of seconds since the epoch first: they lose no digits.
-        apart_s = begun_s[self._rank_of[receive]] - begun_s[self._rank_of[send]]
-        end_s = sample.start_s[receive] + sample.own_s[receive] + sample.wait_s[receive]
-        took_s = apart_s + (end_s - sample.start_s[send])
-        waited = np.isfinite(took_s) & (sample.wait_s[receive] > LEAST_WAIT_S)
+        if not self.pairs:
+            return np.zeros(0)
+        receive, wait_s = self._receive, sample.wait_s[self._receive]
+        took_s = sample.start_s[receive] + sample.own_s[receive] + wait_s
+        took_s -= sample.start_s[self._send]
+        with np.errstate(invalid="ignore"):
+            took_s[~((wait_s > LEAST_WAIT_S) & np.isfinite(took_s))] = np.inf
         best = np.full(2 * len(self.pairs), np.inf)
-        np.minimum.at(best, self._cell[waited], took_s[waited])
+        best[self._cells] = np.minimum.reduceat(took_s, self._first)
         best[~np.isfinite(best)] = np.nan
-        return best.reshape(-1, 2).mean(axis=1)
+        return np.asarray(best.reshape(-1, 2).mean(axis=1))

@@ -82,25 +82,35 @@ class Watch:
 
     def _rises(self, step: int) -> list[Rise]:
         config = self._config
-        further = np.where(self.known > 1, self.known * config.further_ratio, self.over_ratio)
-        pardon = np.where(self._until > step, self._pardoned * config.further_ratio, 0.0)
-        limit = np.maximum(further, pardon)
-        lowest, middle = self._last.min(axis=0), np.median(self._last, axis=0)
-        noise = config.noise_limit * self._noise / np.sqrt(config.confirm_steps)
+        # Few or none are worth a closer look.
         with np.errstate(invalid="ignore"):
-            far = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
-            found = far & (np.log(middle / self.known) > noise) & (self._sum > 2 * SLACK)
-            found &= (middle - self.known) > config.verify_ratio * middle
+            lowest = self._last.min(axis=0)
+            near = (self._sum > 2 * SLACK) & (lowest > 1)
+        at = np.flatnonzero(near)
+        if not len(at):
+            return []
+        known, lowest = self.known[at], lowest[at]
+        further = np.where(known > 1, known * config.further_ratio, self.over_ratio)
+        pardon = np.where(self._until[at] > step, self._pardoned[at] * config.further_ratio, 0.0)
+        limit = np.maximum(further, pardon)
+        middle = np.median(self._last[:, at], axis=0)
+        noise = config.noise_limit * self._noise[at] / np.sqrt(config.confirm_steps)
+        found = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
+        found &= np.log(middle / known) > noise
+        found &= (middle - known) > config.verify_ratio * middle
         return [
-            Rise(at=int(i), level=float(middle[i]), since_step=int(self._since[i]))
-            for i in np.flatnonzero(found)
+            Rise(at=int(i), level=float(m), since_step=int(self._since[i]))
+            for i, m in zip(at[found], middle[found], strict=True)
         ]
 
     def _recovered(self) -> list[int]:
+        at = np.flatnonzero(self.known > 1)
+        # What was not measured yet compares as false.
         with np.errstate(invalid="ignore"):
-            back = (self.known > 1) & (np.max(self._last, axis=0) < self._config.recovered_ratio)
-        self.know(np.flatnonzero(back), 1.0)
-        return [int(i) for i in np.flatnonzero(back)]
+            back = at[np.max(self._last[:, at], axis=0) < self._config.recovered_ratio]
+        if len(back):
+            self.know(back, 1.0)
+        return back.tolist()
 
     def know(self, at: Sequence[int] | Ints, level: float) -> None:
         """From now on this level of some series is no news."""

@@ -96,8 +96,9 @@ def errors_of(steps: Steps, hints: dict[Role, Array] | None = None) -> Errors:
 def micro_batch_errors(detector: Detector, records: Mapping[int, RankStep]) -> list[float]:
     """Of every computation of every rank, with the rank's usual pace."""
     slots = detector.slots
-    sample = slots.read(records)
-    predicted = detector.mtp.predict_s(slots, sample) * detector.paces()[slots.rank_of]
+    sample = detector.reader.read(records)
+    predicted = detector.mtp.predict_s(slots, sample)[slots.node_of]
+    predicted *= detector.paces()[slots.rank_of]
     own = sample.own_s[slots.compute]
     errors = np.abs(predicted[slots.compute] / own - 1)
     return list(errors[np.isfinite(errors)])
