@@ -88,6 +88,11 @@ class Detector:
         self._devices = self._devices.carried([old.get(rank) for rank in self.slots.ranks])
         self._first = [] if self._first is not None else None
 
+    @property
+    def settled(self) -> bool:
+        """Whether the first fit and healthy levels are there."""
+        return self._first is None
+
     def observe(self, step: int, steps: Mapping[int, Step]) -> Report:
         """Judges a step; one that was judged already, or belongs to another plan, changes nothing.
 

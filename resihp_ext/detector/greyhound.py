@@ -1,23 +1,25 @@
 """Greyhound's way, for comparison: change points of the raw iteration time, then peers compared.
 
-BOCD with a hazard of 1/250, a prior from the first 30 iterations, an alarm when a run shorter than
-10 has a probability above 0.8, run lengths up to 300; a change is kept when it is more than 10
-iterations after the last one and the means differ by more than 10 %. Attribution: the ranks, and
-then the links, that are at least 1.2 times as slow as the median of those with the same role.
+Iteration times with |z| > 3 are dropped; over which times z is taken is not published, here it is
+the last 30, so that a change that stays is given on after three or four steps. BOCD with a hazard
+of 1/250, a prior from the first 30 iterations, an alarm when a run shorter than 10 has a
+probability above 0.8, run lengths up to 300; a change is kept when it is more than 10 iterations
+after the last one and the means differ by more than 10 %. Attribution: the ranks, and then the
+links, that are at least 1.2 times as slow as the median of those with the same role.
 
 Imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 
 import numpy as np
 
 from resihp_ext.detector.bocd import BocdConfig
 from resihp_ext.detector.reader import Reader, Step
-from resihp_ext.detector.slots import Array, Sample, Slots
+from resihp_ext.detector.slots import Array, Sample, Slots, finite_median
 from resihp_ext.detector.suspect import Report, Suspect
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.detector.verify import Changes
@@ -26,25 +28,65 @@ from resihp_ext.plan.schedule import one_forward_one_backward
 
 SUSPICIOUS_RATIO = 1.2
 DISTANCE = 10
+OUTLIER_Z = 3.0
+OUTLIER_WINDOW_STEPS = 30
+OUTLIER_LEAST_STEPS = 5
+"""Observations without which nothing is an outlier."""
+
+
+class Outliers:
+    """Holds back what is far from the last observations, and drops it unless it stays."""
+
+    def __init__(self) -> None:
+        self._window: deque[float] = deque(maxlen=OUTLIER_WINDOW_STEPS)
+        self._held: list[float] = []
+
+    def observe(self, value: float) -> list[float]:
+        """Takes the next observation; returns those, in order, that are no outliers (any more)."""
+        self._window.append(value)
+        self._held.append(value)
+        held, window = np.array(self._held), np.array(self._window)
+        far = np.abs(held - window.mean()) > OUTLIER_Z * window.std()
+        if len(window) < OUTLIER_LEAST_STEPS:
+            far[:] = False
+        kept = np.flatnonzero(~far)
+        if not len(kept):
+            return []
+        # What came before one that is kept has not stayed.
+        self._held = self._held[int(kept[-1]) + 1 :]
+        return held[kept].tolist()
 
 
 class Greyhound:
     """One job on one plan."""
 
-    def __init__(self, plan: Plan, config: BocdConfig | None = None) -> None:
+    def __init__(
+        self, plan: Plan, config: BocdConfig | None = None, *, drop_outliers: bool = True
+    ) -> None:
         self._slots = Slots(plan, one_forward_one_backward(plan))
         self._reader = Reader(self._slots)
         self._transfers = Transfers(self._slots)
         self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
+        self._outliers = Outliers() if drop_outliers else None
         node_of = {d.rank: d.node for d in plan.devices}
         self._roles = [plan.instance_of(rank) for rank in self._slots.ranks]
         self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the prior is there."""
+        return not self._changes.unsettled
+
     def observe(self, step: int, steps: Mapping[int, Step]) -> Report:
         """Judges a step: any slower iteration time that stays is an alarm."""
-        sample = self._reader.read(steps)
-        observed = float(np.nanmedian(sample.total_s))
-        change = self._changes.observe(observed)
+        return self.judge(step, self._reader.read(steps))
+
+    def judge(self, step: int, sample: Sample) -> Report:
+        """The same on arrays."""
+        observed = finite_median(sample.total_s)
+        given = self._outliers.observe(observed) if self._outliers else [observed]
+        found = [change for value in given if (change := self._changes.observe(value))]
+        change = found[-1] if found else None
         nothing = Report(step=step, observed_s=observed, predicted_s=np.nan, ratio=np.nan)
         if change is None or change.after <= change.before:
             return nothing

@@ -1,13 +1,15 @@
 """The time of an iteration (ITP): the longest path through the program, at predicted costs.
 
-The graph is laid out once for a plan. Sends take no time, and a receive is joined to the computation
-that follows it; what is left is put in levels of steps that do not depend on each other, numbered
-level by level, so that an iteration is a few operations on arrays for each level.
+The graph is laid out once for a plan. Sends take no time, and a receive is joined to the
+computation that follows it; what is left is put in levels of steps that do not depend on each
+other, numbered level by level, so that an iteration is a few operations on arrays for each level.
 
 Imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +98,7 @@ class Walk:
         levels = np.array(depth, dtype=np.int64)
         edges = np.concatenate(([0], np.cumsum(np.bincount(levels)))).tolist()
         order: Ints = np.argsort(levels, kind="stable")
-        return order, list(zip(edges[:-1], edges[1:], strict=True))
+        return order, list(pairwise(edges))
 
     def seconds(self, busy_s: Array, wire_s: Array) -> float:
         """Until the last step ends.

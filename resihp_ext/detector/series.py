@@ -1,8 +1,7 @@
 """Labelled synthetic runs: what ranks would measure, with devices, links and hosts that slow down.
 
-A program is walked rank by rank with the costs of a preset, on packed batches of documents whose
-lengths are drawn from a heavy-tailed distribution. Times are noisy, some are odd, clocks differ.
-Equal seeds give equal runs.
+A program is walked rank by rank with the costs of a preset, on packed batches. Times are noisy,
+some are odd, clocks differ. Equal seeds give equal runs.
 
 Imports neither torch nor Megatron.
 """
@@ -20,120 +19,21 @@ from resihp_ext.cost.cost_model import preset
 from resihp_ext.cost.layer_cost import Part, TensorGroup
 from resihp_ext.cost.link import Link
 from resihp_ext.cost.memory import MemoryPolicy
-from resihp_ext.cost.model_shape import MODELS, ModelShape
+from resihp_ext.cost.model_shape import ModelShape
 from resihp_ext.cost.plan_cost import PlanCost, Workload
+from resihp_ext.detector.scene import Scene, packed
 from resihp_ext.detector.slots import Array, Role, overlaps
-from resihp_ext.detector.suspect import SuspectKind
 from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
 from resihp_ext.plan.action import COMPUTE, SENDS, Action, Kind
 from resihp_ext.plan.dry_run import dry_run
-from resihp_ext.plan.plan import Instance, Plan, uniform_plan
+from resihp_ext.plan.plan import Instance
 from resihp_ext.plan.program import Message
 from resihp_ext.plan.schedule import one_forward_one_backward
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e30)
-LAYOUTS = (
-    # (TP, PP, DP)
-    *((1, 4, 2), (2, 2, 2), (1, 8, 2), (2, 4, 2), (4, 2, 2), (4, 4, 1), (1, 4, 4), (2, 2, 4)),
-    *((2, 4, 4), (4, 4, 2), (8, 2, 2), (4, 4, 4), (8, 4, 2)),
-)
 EPOCH_S = 1.7e9
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """Something that is slow for a while; times are multiplied by ``factor``."""
-
-    kind: SuspectKind
-    ranks: tuple[int, ...]
-    factor: float
-    onset: int
-    """First slow step."""
-    end: int
-    """One past the last."""
-    ramp_steps: int = 0
-    """Steps until the whole factor is reached."""
-
-    def at(self, step: int) -> float:
-        """The factor of a step."""
-        if not self.onset <= step < self.end:
-            return 1.0
-        part = min((step - self.onset + 1) / (self.ramp_steps + 1), 1.0)
-        return 1 + (self.factor - 1) * part
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What is run, and what befalls it."""
-
-    plan: Plan
-    shape: ModelShape
-    noise: float
-    """Standard deviation of each action's time, relative."""
-    faults: tuple[Fault, ...]
-    steps: int
-    seed: int
-
-
-def draw_scene(seed: int, *, steps: int = 130, healthy: bool = False) -> Scene:
-    """Draws a run."""
-    random = Random(seed)
-    tp, pp, dp = random.choice(LAYOUTS)
-    shape = replace(MODELS["llama2-7b"], seq_length=random.choice((8192, 16384, 32768)))
-    plan = uniform_plan(
-        num_layers=shape.num_layers,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        micro_batches=dp * random.choice((4, 6, 8)),
-        devices_per_node=random.choice((4, 8)),
-    )
-    noise = random.uniform(0.01, 0.05)
-    faults = () if healthy else _draw_faults(random, plan, steps)
-    return Scene(plan=plan, shape=shape, noise=noise, faults=faults, steps=steps, seed=seed)
-
-
-def _draw_faults(random: Random, plan: Plan, steps: int) -> tuple[Fault, ...]:
-    faults: list[Fault] = []
-    taken: set[int] = set()
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
-        kind: SuspectKind = random.choice(("device", "device", "device", "link", "host"))
-        ranks = _draw_ranks(random, plan, kind)
-        if taken & set(ranks):
-            continue
-        taken |= set(ranks)
-        onset = random.randrange(35, steps - 45)
-        end = steps if random.random() < 0.5 else random.randrange(onset + 20, steps - 10)
-        factor = math.exp(random.uniform(math.log(1.1), math.log(4.0)))
-        ramp = random.choice((0, 0, 0, 2, 4))
-        faults.append(
-            Fault(kind=kind, ranks=ranks, factor=factor, onset=onset, end=end, ramp_steps=ramp)
-        )
-    return tuple(faults)
-
-
-def _draw_ranks(random: Random, plan: Plan, kind: SuspectKind) -> tuple[int, ...]:
-    rank = random.randrange(len(plan.devices))
-    if kind == "device":
-        return (rank,)
-    if kind == "host":
-        node = plan.devices[rank].node
-        return tuple(d.rank for d in plan.devices if d.node == node)
-    replica = random.choice(plan.replicas)
-    stage = random.randrange(len(replica.stages) - 1)
-    i, j = random.choice(overlaps(replica.stages[stage].tp, replica.stages[stage + 1].tp))
-    one, other = replica.stages[stage].ranks[i], replica.stages[stage + 1].ranks[j]
-    return (min(one, other), max(one, other))
-
-
-def packed(random: Random, seq_length: int) -> tuple[int, int]:
-    """A sequence full of documents: tokens, and the sum of squared lengths."""
-    room, squared = seq_length, 0
-    while room > 0:
-        length = min(int(random.lognormvariate(6.8, 1.6)) + 16, room)
-        squared += length * length
-        room -= length
-    return seq_length, squared
+KEPT_DRIFT = 0.9
+"""Part of a device's drift that is left in the next step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +66,7 @@ class Run:
         self._node_of = {d.rank: d.node for d in plan.devices}
         size = len(plan.devices)
         self._pace = np.exp(self._numbers.normal(0, 0.008, size))
+        self._drift = self._numbers.normal(0, scene.drift, size)
         nodes = max(self._node_of.values()) + 1
         self._clock_s = EPOCH_S + self._numbers.normal(0, 0.5, nodes)
         self._free_s = np.zeros(size)
@@ -201,10 +102,16 @@ class Run:
     def batch(self) -> tuple[int, int]:
         """The next micro-batch: tokens, and the sum of squared lengths."""
         length = self.scene.shape.seq_length
-        return (length, length**2) if self.one_document else packed(self._random, length)
+        if self.one_document:
+            return length, length**2
+        if self.scene.shortfall:
+            length = int(length * (1 - self.scene.shortfall * self._random.random()))
+        return packed(self._random, length, self.scene.documents)
 
     def walk(self, step: int) -> dict[int, RankStep]:
         """The next step."""
+        fresh = self._numbers.normal(0, self.scene.drift, len(self._drift))
+        self._drift = KEPT_DRIFT * self._drift + math.sqrt(1 - KEPT_DRIFT**2) * fresh
         return _Step(self, step).records()
 
     def coefficients(self, instance: Instance, kind: Kind) -> tuple[float, ...]:
@@ -240,6 +147,10 @@ class _Step:
         # Now and then a device has something else to do for a step, or for an action.
         odd = run._numbers.random(len(self._slow)) < 0.001
         self._odd = np.where(odd, run._numbers.uniform(1.1, 1.8, len(self._slow)), 1.0)
+        if scene.hiccups and run._numbers.random() < scene.hiccups:
+            at = int(run._numbers.integers(len(self._odd)))
+            self._odd[at] = run._numbers.uniform(2.0, 5.0)
+        self._pace = run._pace * np.exp(run._drift) * self._slow * self._odd
 
     def records(self) -> dict[int, RankStep]:
         self._play()
@@ -291,8 +202,7 @@ class _Step:
         a, b, all_a, all_b = self._run.coefficients(task.instance, task.action.kind)
         own, ranks = a * tokens + b * squared, list(task.ranks)
         together = max(all_a * tokens + all_b * squared - own, 0.0) * float(self._noise(1)[0])
-        slow = (self._slow * self._odd * self._run._pace)[ranks]
-        own_s = own * slow * self._noise(len(ranks))
+        own_s = own * self._pace[ranks] * self._noise(len(ranks))
         end_s = float((self._now_s[ranks] + own_s).max()) + together
         for rank, seconds in zip(ranks, own_s, strict=True):
             self._record(task, rank, float(seconds), end_s)

@@ -111,9 +111,7 @@ def pack_times(actions: tuple[TimedAction, ...], keys: tuple[Key, ...]) -> bytes
     if tuple([(a.kind, a.micro_batch, a.chunk) for a in actions]) == keys:
         times = [x for a in actions for x in (a.start_s, a.own_s, a.wait_s)]
     else:
-        found = {
-            (a.kind, a.micro_batch, a.chunk): (a.start_s, a.own_s, a.wait_s) for a in actions
-        }
+        found = {(a.kind, a.micro_batch, a.chunk): (a.start_s, a.own_s, a.wait_s) for a in actions}
         nothing = (float("nan"),) * 3
         times = [x for key in keys for x in found.get(key, nothing)]
     return struct.pack(f"<{len(times)}d", *times)

@@ -9,7 +9,8 @@ from resihp_ext.cost.model_shape import MODELS
 from resihp_ext.detector.config import DetectorConfig
 from resihp_ext.detector.detector import Detector
 from resihp_ext.detector.greyhound import Greyhound
-from resihp_ext.detector.series import Fault, Run, Scene, draw_scene
+from resihp_ext.detector.scene import Fault, Scene, draw_scene
+from resihp_ext.detector.series import Run
 from resihp_ext.detector.suspect import Report
 from resihp_ext.errors import UserError
 from resihp_ext.plan.plan import uniform_plan

@@ -30,6 +30,7 @@ PLANNING_FOLDERS = (
     "simulator",
     "predictor",
     "faults",
+    "detector",
 )
 PLANNING_FILES = ("errors.py", "environment.py", "packing.py")
 

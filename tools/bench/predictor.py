@@ -30,7 +30,8 @@ import numpy as np
 
 from resihp_ext.cost.model_shape import MODELS
 from resihp_ext.detector.detector import Detector
-from resihp_ext.detector.series import Run, Scene, hints_of
+from resihp_ext.detector.scene import Scene
+from resihp_ext.detector.series import Run, hints_of
 from resihp_ext.detector.slots import Array, Role
 from resihp_ext.detector.timed import RankStep
 from resihp_ext.events import read_events

@@ -1,0 +1,138 @@
+"""How good were the alarms of a labelled run?
+
+An alarm is a report that would start a validation: one with suspects, or one that calls an
+iteration slow for no known reason. It is a false alarm when nothing is slow at that step, nor was
+in the last three; before the onset it is always false. Otherwise it is, once and for all its
+suspects together,
+
+* right: it names someone, and each suspect is the culprit of such a fault, in kind and ranks;
+* wrong: it names someone else (as well);
+* unnamed: it names nobody.
+
+A fault of factor 1.3 or more is found when its culprit is named while it lasts, or, failing that,
+when an alarm comes while it lasts that names no other fault's culprit.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from resihp_ext.detector.scene import Fault, Scene
+from resihp_ext.detector.suspect import Report, Suspect
+
+FACTOR = 1.3
+GRACE = 3
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Counts of one or more runs."""
+
+    right_alarms: int = 0
+    wrong_alarms: int = 0
+    unnamed_alarms: int = 0
+    false_alarms: int = 0
+    faults: int = 0
+    found: int = 0
+    right: int = 0
+    """Faults whose culprit was named."""
+    healthy_steps: int = 0
+    unsettled_onsets: int = 0
+    """Faults that began before the detector could know what is healthy."""
+    delays: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def alarms(self) -> int:
+        """All alarms."""
+        return self.right_alarms + self.wrong_alarms + self.unnamed_alarms + self.false_alarms
+
+    def add(self, other: Score) -> None:
+        """Adds the counts of another."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def figures(self) -> dict[str, Any]:
+        """As the bench prints them."""
+        alarms = self.alarms
+        return {
+            "precision": 1 - self.false_alarms / alarms if alarms else 1.0,
+            "precision_culprit": self.right_alarms / alarms if alarms else 1.0,
+            "recall": self.found / self.faults if self.faults else 1.0,
+            "culprit_right": self.right / self.found if self.found else 1.0,
+            "delay_iterations_median": median(self.delays) if self.delays else None,
+            "delay_iterations_p95": float(np.percentile(self.delays, 95)) if self.delays else None,
+            "false_alarms_per_1000": 1000 * self.false_alarms / max(self.healthy_steps, 1),
+            "alarms": alarms,
+            "wrong_culprit_alarms": self.wrong_alarms,
+            "unnamed_alarms": self.unnamed_alarms,
+            "false_alarms": self.false_alarms,
+            "faults": self.faults,
+            "unsettled_onsets": self.unsettled_onsets,
+        }
+
+
+def is_alarm(report: Report) -> bool:
+    """Whether a report would start a validation."""
+    return bool(report.suspects) or report.unexplained
+
+
+def score(scene: Scene, reports: Sequence[Report]) -> Score:
+    """Compares what was reported with what was done."""
+    result = Score()
+    alarms = [report for report in reports if is_alarm(report)]
+    for report in alarms:
+        _score_alarm(scene, report, result)
+    result.healthy_steps = sum(all(f.at(r.step) == 1 for f in scene.faults) for r in reports)
+    for fault in scene.faults:
+        if fault.factor >= FACTOR:
+            _score_fault(scene, fault, alarms, result)
+    return result
+
+
+def _score_alarm(scene: Scene, report: Report, result: Score) -> None:
+    active = [f for f in scene.faults if f.onset <= report.step < f.end + GRACE]
+    where = f"seed {scene.seed} step {report.step}"
+    if not active:
+        result.false_alarms += 1
+        result.notes.append(f"{where}: false alarm {report.suspects}")
+    elif not report.suspects:
+        result.unnamed_alarms += 1
+        result.notes.append(f"{where}: nobody named")
+    elif all(any(_is(s, f) for f in active) for s in report.suspects):
+        result.right_alarms += 1
+    else:
+        result.wrong_alarms += 1
+        result.notes.append(f"{where}: wrong culprits {report.suspects} for {active}")
+
+
+def _is(suspect: Suspect, fault: Fault) -> bool:
+    return suspect.kind == fault.kind and sorted(suspect.ranks) == sorted(fault.ranks)
+
+
+def _names(report: Report, fault: Fault) -> bool:
+    return any(_is(suspect, fault) for suspect in report.suspects)
+
+
+def _score_fault(scene: Scene, fault: Fault, alarms: Sequence[Report], result: Score) -> None:
+    result.faults += 1
+    during = [r for r in alarms if fault.onset <= r.step < fault.end]
+    right = [r for r in during if _names(r, fault)]
+    others = [f for f in scene.faults if f is not fault]
+    loose = [r for r in during if not any(_names(r, f) for f in others)]
+    best = (right or loose or [None])[0]
+    if best is None:
+        result.notes.append(f"seed {scene.seed}: missed {fault} noise {scene.noise:.3f}")
+        return
+    result.found += 1
+    result.right += bool(right)
+    result.delays.append(best.step - fault.onset)
+    if not right:
+        result.notes.append(f"seed {scene.seed}: {fault} not named: {best.suspects}")
