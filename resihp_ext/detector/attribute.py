@@ -37,11 +37,13 @@ def _of_node(
     node: int, rises: Sequence[Rise], members: Sequence[int], slots: Slots, watch: Watch
 ) -> list[Suspect]:
     high = 1 + (watch.over_ratio - 1) / 2
-    # Who was slow before does not join: one more device is one more device.
-    together = [i for i in members if watch.last()[i] > high and watch.known[i] == 1.0]
+    last = watch.last()
+    # Who was as slow before does not join: one more device is one more device.
+    together = [i for i in members if last[i] > high * watch.known[i]]
     if len(members) > 1 and len(together) == len(members):
-        level = float(np.median(watch.last()[members]))
-        watch.know(members, level)
+        level = float(np.median(last[members]))
+        for i in members:
+            watch.know([i], float(last[i]))
         ranks = tuple(sorted(slots.ranks[i] for i in members))
         since = min(rise.since_step for rise in rises)
         text = (

@@ -10,6 +10,7 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,7 +21,7 @@ from resihp_ext.detector.config import DetectorConfig
 from resihp_ext.detector.iteration import IterationPredictor
 from resihp_ext.detector.mtp import MicroBatchPredictor
 from resihp_ext.detector.reader import Reader, Step
-from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median
+from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median, medians
 from resihp_ext.detector.suspect import Report, Suspect
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.detector.verify import Changes
@@ -70,6 +71,7 @@ class Detector:
         self._first_links: list[Array] = []
         self._link_s = np.full(pairs, np.nan)
         self._warm_up, self._age = self.config.warm_up_steps, 0
+        self._ratios: deque[float] = deque(maxlen=self.config.confirm_steps)
         self._changes = Changes(
             BocdConfig(
                 hazard_steps=self.config.hazard_steps,
@@ -181,9 +183,8 @@ class Detector:
         self._first_links.append(self._transfers.seconds(sample))
         if len(self._first_links) == self.config.settle_steps and self._transfers.pairs:
             seconds = np.array(self._first_links)
-            with np.errstate(all="ignore"):
-                self._link_s = np.nanmedian(seconds, axis=0)
-                self._links.settle(seconds / self._link_s)
+            self._link_s = medians(seconds)
+            self._links.settle(seconds / self._link_s)
 
     def _judge_links(self, step: int, sample: Sample) -> tuple[list[Suspect], list[int]]:
         if len(self._first_links) < self.config.settle_steps:
@@ -204,7 +205,9 @@ class Detector:
         expected = self.itp.predict_s(predicted, level, sample)
         observed = finite_median(sample.total_s)
         ratio = observed / expected if expected > 0 else np.nan
-        change = self._changes.observe(ratio)
+        # An odd step, or two, is no change: what counts is what all of the last ones show.
+        self._ratios.append(ratio)
+        change = self._changes.observe(float(np.fmin.reduce(self._ratios)))
         over = change is not None and change.after > self.config.validate_over_ratio
         new = over and change is not None and change.after > change.before
         known = bool((self._devices.known > 1).any() or (self._links.known > 1).any())

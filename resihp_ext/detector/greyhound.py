@@ -5,7 +5,8 @@ the last 30, so that a change that stays is given on after three or four steps. 
 of 1/250, a prior from the first 30 iterations, an alarm when a run shorter than 10 has a
 probability above 0.8, run lengths up to 300; a change is kept when it is more than 10 iterations
 after the last one and the means differ by more than 10 %. Attribution: the ranks, and then the
-links, that are at least 1.2 times as slow as the median of those with the same role.
+links, that are at least 1.2 times as slow as the median of those with the same role,
+for a token.
 
 Imports neither torch nor Megatron.
 """
@@ -13,7 +14,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Outliers:
             return []
         # What came before one that is kept has not stayed.
         self._held = self._held[int(kept[-1]) + 1 :]
-        return held[kept].tolist()
+        return [float(value) for value in held[kept]]
 
 
 class Greyhound:
@@ -69,7 +70,7 @@ class Greyhound:
         self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
         self._outliers = Outliers() if drop_outliers else None
         node_of = {d.rank: d.node for d in plan.devices}
-        self._roles = [plan.instance_of(rank) for rank in self._slots.ranks]
+        self._roles = [self._role(rank) for rank in self._slots.ranks]
         self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
 
     @property
@@ -101,12 +102,19 @@ class Greyhound:
             unexplained=not suspects,
         )
 
+    def _role(self, rank: int) -> tuple[int, ...]:
+        """Ranks with the same layers and TP degree do the same work for a token."""
+        stages = [self._slots.plan.stage(one) for one in self._slots.plan.instances_of(rank)]
+        return (stages[0].tp, *(edge for stage in stages for edge in stage.layers))
+
     def _suspects(self, sample: Sample, since: int) -> tuple[Suspect, ...]:
-        compute = self._slots.compute
-        own = np.bincount(
-            self._slots.rank_of[compute], np.nan_to_num(sample.own_s[compute]), len(self._roles)
-        )
-        roles = [role.stage if role else -1 for role in self._roles]
+        slots, compute = self._slots, self._slots.compute
+        ranks, size = slots.rank_of[compute], len(self._roles)
+        load = slots.load(slots.node_of[compute], sample)
+        own = np.bincount(ranks, np.nan_to_num(sample.own_s[compute]), size)
+        with np.errstate(all="ignore"):
+            own /= np.bincount(ranks, np.nan_to_num(load), size)
+        roles = self._roles
         found = [
             Suspect(
                 kind="device",
@@ -131,14 +139,14 @@ class Greyhound:
         )
 
 
-def _above(values: Array, roles: list[int]) -> list[tuple[int, float]]:
+def _above(values: Array, roles: Sequence[Hashable]) -> list[tuple[int, float]]:
     """Members that are far above the median of their role."""
-    members: dict[int, list[int]] = defaultdict(list)
+    members: dict[Hashable, list[int]] = defaultdict(list)
     for i, role in enumerate(roles):
         members[role].append(i)
     found = []
     for mine in members.values():
-        with np.errstate(all="ignore"):
-            ratios = values[mine] / np.nanmedian(values[mine])
-        found += [(i, float(r)) for i, r in zip(mine, ratios, strict=True) if r >= SUSPICIOUS_RATIO]
+        usual = finite_median(values[mine])
+        ratios = [(i, float(values[i]) / usual) for i in mine]
+        found += [(i, ratio) for i, ratio in ratios if ratio >= SUSPICIOUS_RATIO]
     return found

@@ -5,7 +5,8 @@ iteration slow for no known reason. It is a false alarm when nothing is slow at 
 in the last three; before the onset it is always false. Otherwise it is, once and for all its
 suspects together,
 
-* right: it names someone, and each suspect is the culprit of such a fault, in kind and ranks;
+* right: it names someone, and each suspect is the culprit of such a fault, in kind and ranks (all
+  devices of a slow host, one by one, are the host);
 * wrong: it names someone else (as well);
 * unnamed: it names nobody.
 
@@ -25,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from resihp_ext.detector.scene import Fault, Scene
-from resihp_ext.detector.suspect import Report, Suspect
+from resihp_ext.detector.suspect import Report, SuspectKind
 
 FACTOR = 1.3
 GRACE = 3
+Culprit = tuple[SuspectKind, frozenset[int]]
 
 
 @dataclass(kw_only=True)
@@ -106,19 +108,29 @@ def _score_alarm(scene: Scene, report: Report, result: Score) -> None:
     elif not report.suspects:
         result.unnamed_alarms += 1
         result.notes.append(f"{where}: nobody named")
-    elif all(any(_is(s, f) for f in active) for s in report.suspects):
+    elif _culprits(report, active) <= {_culprit(f) for f in active}:
         result.right_alarms += 1
     else:
         result.wrong_alarms += 1
         result.notes.append(f"{where}: wrong culprits {report.suspects} for {active}")
 
 
-def _is(suspect: Suspect, fault: Fault) -> bool:
-    return suspect.kind == fault.kind and sorted(suspect.ranks) == sorted(fault.ranks)
+def _culprits(report: Report, hosts: Sequence[Fault]) -> set[Culprit]:
+    """Who is named; who names each device of a slow host names the host."""
+    named = {(s.kind, frozenset(s.ranks)) for s in report.suspects}
+    for host in hosts:
+        single: set[Culprit] = {("device", frozenset([rank])) for rank in host.ranks}
+        if host.kind == "host" and single <= named:
+            named = named - single | {_culprit(host)}
+    return named
+
+
+def _culprit(fault: Fault) -> Culprit:
+    return fault.kind, frozenset(fault.ranks)
 
 
 def _names(report: Report, fault: Fault) -> bool:
-    return any(_is(suspect, fault) for suspect in report.suspects)
+    return _culprit(fault) in _culprits(report, [fault])
 
 
 def _score_fault(scene: Scene, fault: Fault, alarms: Sequence[Report], result: Score) -> None:
@@ -127,7 +139,7 @@ def _score_fault(scene: Scene, fault: Fault, alarms: Sequence[Report], result: S
     right = [r for r in during if _names(r, fault)]
     others = [f for f in scene.faults if f is not fault]
     loose = [r for r in during if not any(_names(r, f) for f in others)]
-    best = (right or loose or [None])[0]
+    best = next(iter(right or loose), None)
     if best is None:
         result.notes.append(f"seed {scene.seed}: missed {fault} noise {scene.noise:.3f}")
         return

@@ -67,7 +67,8 @@ class Slots:
         self.hops: list[Hop] = self._hops()
 
     def _lay_out(self) -> None:
-        plan, rows = self.plan, []
+        plan = self.plan
+        rows: list[tuple[int, int, int, int, int, bool, bool]] = []
         nodes_of: list[Ints] = []
         self.host_of_rank: dict[int, Instance] = {}
         self.first_node: dict[Instance, int] = {}
@@ -146,6 +147,14 @@ def finite_median(values: Array) -> float:
     """The median of what is finite; NaN when nothing is."""
     found = values[np.isfinite(values)]
     return float(np.median(found)) if len(found) else float("nan")
+
+
+def medians(rows: Array) -> Array:
+    """The median of each column's finite values; NaN where there are none."""
+    rows = np.sort(np.where(np.isfinite(rows), rows, np.nan), axis=0)
+    counts, at = np.isfinite(rows).sum(axis=0), np.arange(rows.shape[1])
+    low, high = rows[np.maximum(counts - 1, 0) // 2, at], rows[counts // 2 % len(rows), at]
+    return np.where(counts > 0, (low + high) / 2, np.nan)
 
 
 def overlaps(senders: int, receivers: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from resihp_ext.detector.config import DetectorConfig
-from resihp_ext.detector.slots import Array, Ints
+from resihp_ext.detector.slots import Array, Ints, medians
 
 SLACK = 0.04
 """What the cumulative sum forgives in each step, of the logarithm of the ratio."""
@@ -50,8 +50,8 @@ class Watch:
         """Learns what is usual from the first steps, an array (steps, series)."""
         with np.errstate(all="ignore"):
             logs = np.log(ratios)
-            middle = np.nan_to_num(np.nanmedian(logs, axis=0))
-            spread = 1.4826 * np.nanmedian(np.abs(logs - middle), axis=0)
+        middle = np.nan_to_num(medians(logs))
+        spread = 1.4826 * medians(np.abs(logs - middle))
         self.bias = np.exp(np.clip(middle, -np.log(MOST_BIAS), np.log(MOST_BIAS)))
         self._noise = np.maximum(np.nan_to_num(spread), LEAST_NOISE)
 
@@ -110,7 +110,7 @@ class Watch:
             back = at[np.max(self._last[:, at], axis=0) < self._config.recovered_ratio]
         if len(back):
             self.know(back, 1.0)
-        return back.tolist()
+        return [int(i) for i in back]
 
     def know(self, at: Sequence[int] | Ints, level: float) -> None:
         """From now on this level of some series is no news."""
