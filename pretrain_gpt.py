@@ -3,8 +3,8 @@
     resihp-run --nproc-per-node 8 pretrain_gpt.py --preset tiny --data-path PREFIX ...
 
 All Megatron flags pass through. ``--help`` lists them, ours under "Resilience", "Packed sequences",
-"Layout", "Device", "Initial weights", "Checkpoint safety", "Faults on purpose", "Timing" and
-"Recovery".
+"Layout", "Device", "Initial weights", "Checkpoint safety", "Faults on purpose", "Emulation",
+"Timing" and "Recovery".
 """
 
 import time

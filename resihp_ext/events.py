@@ -36,7 +36,7 @@ class Event(StrEnum):
     STEP_TIMES = "step_times"
     """How long each action of this rank took in a step, and how much of it the rank waited:
     ``times``, a :class:`~resihp_ext.detector.timed.RankStep` with nested lists in the place of
-    structs; every ``--resilience-timings-every`` steps. On a GPU a step late, and not of the
+    structs; every ``--resilience-timings-steps`` steps. On a GPU a step late, and not of the
     last."""
     TRANSITION = "transition"
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),

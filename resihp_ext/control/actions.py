@@ -48,6 +48,13 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class Say:
+    """A line for people, in the launcher's output."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over."""
 
@@ -55,4 +62,4 @@ class End:
     cause: str
 
 
-Action = ToRank | ToNode | NeedPlan | Prepare | End
+Action = ToRank | ToNode | NeedPlan | Prepare | Say | End

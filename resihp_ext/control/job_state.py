@@ -24,7 +24,7 @@ from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
 from resihp_ext.control.slots import CONNECTED, Slots
-from resihp_ext.detector.timed import RankStep
+from resihp_ext.control.slowness import Slowness
 from resihp_ext.errors import EXIT_OK
 
 REMEMBERED = 20
@@ -228,9 +228,7 @@ class Job:
     """Ranks of drained nodes without which there was no plan."""
     retry_s: float = 0.0
     """Before this nothing is proposed."""
-    times: dict[int, RankStep] = field(default_factory=dict)
-    """Where the time of a step went: the latest that each rank has told, also of those that have
-    gone since."""
+    slowness: Slowness = field(default_factory=Slowness)
 
     def connected(self) -> tuple[int, ...]:
         """Ranks without which the others cannot go on."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from resihp_ext.control import changes, gathering, losses
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, ToNode
+from resihp_ext.control.actions import Action, Say, ToNode
 from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
 from resihp_ext.control.messages import Message
 from resihp_ext.control.slots import Node, State
@@ -196,8 +196,10 @@ def _armed(job: Job, message: say.Armed) -> list[Action]:
 
 
 def _timed(job: Job, message: say.Timed) -> list[Action]:
-    job.times[message.rank] = message.times
-    return []
+    if job.plan is None or job.phase is not Phase.RUNNING:
+        return []
+    nodes = {rank: slot.node for rank, slot in job.slots.of.items()}
+    return [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
 
 
 _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, End, NeedPlan, Prepare, ToNode, ToRank
+from resihp_ext.control.actions import Action, End, NeedPlan, Prepare, Say, ToNode, ToRank
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
     Channel,
@@ -290,6 +291,8 @@ class CoordinatorServer:
                     self._thread.spawn(self._plan(first))
                 case Prepare(need=need):
                     self._prepare(need)
+                case Say(line=line):
+                    print(line, file=sys.stderr, flush=True)  # noqa: T201 - for people
                 case End(exit_code=exit_code, cause=cause):
                     self._on_end(exit_code, cause)
 

@@ -55,7 +55,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     words = f"""
         --global-batch-size {MICRO_BATCHES} --train-iters {STEPS} --packed-sequences
         --split 80,20,0 --eval-iters 2 --eval-interval 2 --use-distributed-optimizer
-        --resilience-timings-every 1
+        --resilience-timings-steps 1
     """
     argv = [*MODEL, "--data-path", str(data), *words.split()]
     argv += ["--resilience-plan-schedule", str(plan)]

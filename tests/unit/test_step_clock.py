@@ -237,7 +237,7 @@ def test_a_device_is_read_later_and_its_marks_are_used_again() -> None:
 def test_times_of_every_second_step_are_events(hand: Hand, tmp_path: Path) -> None:
     events = EventLog(tmp_path, rank=3)
     executor = SimpleNamespace(clock=hand.clock)
-    report_times(executor, events, TimingConfig(timings_every=2))
+    report_times(executor, events, TimingConfig(timings_steps=2))
     for number in range(1, 5):
         hand.step(number)
     events.close()
@@ -250,12 +250,12 @@ def test_times_of_every_second_step_are_events(hand: Hand, tmp_path: Path) -> No
 def test_no_events_unless_wanted(hand: Hand, tmp_path: Path) -> None:
     events = EventLog(tmp_path, rank=3)
     report_times(SimpleNamespace(clock=hand.clock), events, TimingConfig())
-    report_times(SimpleNamespace(clock=hand.clock), None, TimingConfig(timings_every=1))
-    report_times(None, events, TimingConfig(timings_every=1))
+    report_times(SimpleNamespace(clock=hand.clock), None, TimingConfig(timings_steps=1))
+    report_times(None, events, TimingConfig(timings_steps=1))
     assert len(hand.clock.on_step) == 1
     events.close()
-    with pytest.raises(UserError, match="--resilience-timings-every is -1"):
-        TimingConfig(timings_every=-1)
+    with pytest.raises(UserError, match="--resilience-timings-steps is -1"):
+        TimingConfig(timings_steps=-1)
 
 
 def test_an_action_costs_microseconds() -> None:

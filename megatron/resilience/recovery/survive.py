@@ -58,6 +58,8 @@ class Surroundings:
     """JSON of what the coordinator needs to plan."""
     also: Callable[[list[torch.nn.Module]], None] | None
     """A further change of plans that is due by itself."""
+    detect: bool
+    """Whether the coordinator looks for slow devices."""
     level: Level
     """How thoroughly checkpoints are verified."""
     initialise: Callable[[list[torch.nn.Module]], object]
@@ -115,7 +117,8 @@ class Survivor:
         executor.guard = self.recovery
         executor.before_step = self._boundary
         executor.before_training = self._before_training
-        executor.clock.on_step.append(self._tell_times)
+        if around.detect:
+            executor.clock.on_step.append(self._tell_times)
         self._link.start()
         self._member.link = self._link
         self._member.tell(

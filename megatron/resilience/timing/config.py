@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from resihp_ext.errors import UserError
 
@@ -11,12 +12,17 @@ from resihp_ext.errors import UserError
 class TimingConfig:
     """Timing."""
 
-    timings_every: int = 0
+    timings_steps: int = 0
     """Steps between two for which every rank writes into events.jsonl how long each of its actions
     took, and how much of that it waited; 0: none."""
 
+    detect: Literal["off", "observe"] = "off"
+    """off: nobody looks for slow devices. observe: looks for slow devices, links and nodes by the times of every step, and says so in
+    the launcher's output; changes nothing. Needs a core for every rank, or emulated devices: ranks
+    that share cores slow each other down."""
+
     def __post_init__(self) -> None:
-        if self.timings_every < 0:
+        if self.timings_steps < 0:
             raise UserError(
-                f"--resilience-timings-every is {self.timings_every}; give 0 or a number of steps"
+                f"--resilience-timings-steps is {self.timings_steps}; give 0 or a number of steps"
             )

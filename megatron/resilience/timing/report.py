@@ -21,11 +21,11 @@ class Timed(Protocol):
 
 def report_times(timed: Timed | None, events: EventLog | None, config: TimingConfig) -> None:
     """Lets a clock write every so many of its steps, if that is wanted."""
-    if timed is None or events is None or not config.timings_every:
+    if timed is None or events is None or not config.timings_steps:
         return
 
     def write(times: RankStep) -> None:
-        if times.step % config.timings_every == 0:
+        if times.step % config.timings_steps == 0:
             events.write(Event.STEP_TIMES, step=times.step, times=msgspec.to_builtins(times))
 
     timed.clock.on_step.append(write)

@@ -1,0 +1,94 @@
+"""Watches the times that ranks tell, and says who is slow; changes nothing.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from resihp_ext.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from resihp_ext.detector.detector import Detector
+    from resihp_ext.detector.suspect import Report
+    from resihp_ext.detector.timed import RankStep
+
+logger = logging.getLogger(__name__)
+
+_STEPS_KEPT = 4
+"""Of which not all ranks have told: news may get lost."""
+
+
+class Slowness:
+    """The detector of one job, fed by single messages; the same messages give the same lines."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._plan: Plan | None = None
+        self._detector: Detector | None = None
+        self._told: dict[int, dict[int, RankStep]] = {}
+        """By step and rank."""
+        self._failed = False
+        self.report: Report | None = None
+        """Of the latest step that was judged."""
+
+    def heard(self, times: RankStep, plan_text: str, nodes: Mapping[int, str]) -> list[str]:
+        """A rank has told of a step.
+
+        Args:
+            plan_text: JSON of the plan that runs.
+            nodes: Names of the ranks' nodes.
+
+        Returns:
+            Lines for people.
+        """
+        if self._failed:
+            return []
+        try:
+            return self._heard(times, plan_text, nodes)
+        except Exception as error:
+            # Training must not end because somebody who only looks on has failed.
+            self._failed = True
+            logger.exception("the detector failed")
+            return [f"resihp: slow devices are not looked for any more: {error!r}"[:400]]
+
+    def _heard(self, times: RankStep, plan_text: str, nodes: Mapping[int, str]) -> list[str]:
+        plan = self._known(plan_text)
+        if times.version != plan.version:
+            return []
+        told = self._told.setdefault(times.step, {})
+        told[times.rank] = times
+        wanted = {rank for one in plan.replicas for rank in one.ranks}
+        if not wanted <= told.keys():
+            while len(self._told) > _STEPS_KEPT:
+                del self._told[min(self._told)]
+            return []
+        for step in [one for one in self._told if one <= times.step]:
+            del self._told[step]
+        return self._judge(times.step, told, nodes)
+
+    def _judge(
+        self, step: int, told: Mapping[int, RankStep], nodes: Mapping[int, str]
+    ) -> list[str]:
+        from resihp_ext.detector.say import report_lines
+
+        assert self._detector is not None
+        self.report = self._detector.observe(step, told)
+        return report_lines(self.report, nodes, plan=self._plan)
+
+    def _known(self, text: str) -> Plan:
+        """The plan that runs, which the detector is told of when it is another one."""
+        # Imported late: numpy is not needed where nobody looks for slowness.
+        from resihp_ext.detector.detector import Detector
+
+        if self._plan is None or text != self._text:
+            self._text, self._plan = text, Plan.from_json(text)
+            self._told.clear()
+            if self._detector is None:
+                self._detector = Detector(self._plan)
+            else:
+                self._detector.adopt(self._plan)
+        return self._plan
