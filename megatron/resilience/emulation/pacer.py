@@ -23,7 +23,7 @@ from resihp_ext.emulation.prices import Prices, Speed
 from resihp_ext.emulation.scene import Scene
 from resihp_ext.faults.fault import Fault
 from resihp_ext.faults.lasting import device_left, link_left
-from resihp_ext.plan.action import SENDS, Action
+from resihp_ext.plan.action import SENDS, Action, Kind
 from resihp_ext.plan.plan import Instance, Plan
 
 _STAMP = 1 << 28
@@ -43,6 +43,14 @@ class Account:
     late_s: float = 0.0
     needed: float = 0.0
     """The largest real over emulated time: by so much ``time_scale`` would have to grow."""
+
+    def note(self, real_s: float, lasts_s: float) -> None:
+        """An action was really done in ``real_s``, and is to last for ``lasts_s``."""
+        self.actions += 1
+        self.needed = max(self.needed, real_s / lasts_s if lasts_s else 0.0)
+        if real_s > lasts_s:
+            self.overruns += 1
+            self.late_s += real_s - lasts_s
 
     def complaint(self) -> str | None:
         """What is to be said of it, if it was not as it should be."""
@@ -97,7 +105,9 @@ class Pacer:
         work = None if batch is None else workload(batch)
         left = device_left(self._faults, self._rank, self._node, step)
         healthy_s = self._of(plan).seconds(mine, action, work)
-        self._sleep(begun_s, self._speed.seconds(healthy_s, step, action, left))
+        lasts_s = self._speed.seconds(healthy_s, step, action, left)
+        # A reduction begins when the last one comes: who came before has waited, and is not late.
+        self._sleep(begun_s, lasts_s, counts=action.kind is not Kind.SYNC)
 
     def sent(self, peer: int, tag: int) -> tuple[Any, torch.Tensor]:
         """A message leaves; the time and from where go with it. Keep what is returned until it is
@@ -126,14 +136,11 @@ class Pacer:
         if (rest_s := until_s - time.monotonic()) > 0:
             time.sleep(rest_s)
 
-    def _sleep(self, begun_s: float, lasts_s: float) -> None:
+    def _sleep(self, begun_s: float, lasts_s: float, *, counts: bool) -> None:
         real_s = time.perf_counter() - begun_s
-        self.account.actions += 1
-        self.account.needed = max(self.account.needed, real_s / lasts_s if lasts_s else 0.0)
-        if real_s > lasts_s:
-            self.account.overruns += 1
-            self.account.late_s += real_s - lasts_s
-        else:
+        if counts:
+            self.account.note(real_s, lasts_s)
+        if real_s < lasts_s:
             time.sleep(lasts_s - real_s)
 
     def _of(self, plan: Plan) -> Prices:

@@ -17,9 +17,9 @@ class TimingConfig:
     took, and how much of that it waited; 0: none."""
 
     detect: Literal["off", "observe"] = "off"
-    """off: nobody looks for slow devices. observe: looks for slow devices, links and nodes by the times of every step, and says so in
-    the launcher's output; changes nothing. Needs a core for every rank, or emulated devices: ranks
-    that share cores slow each other down."""
+    """off: nobody looks for slow devices. observe: looks for slow devices, links and nodes by the
+    times of every step, and says so in the launcher's output; changes nothing. Needs a core for
+    every rank, or emulated devices: ranks that share cores slow each other down."""
 
     def __post_init__(self) -> None:
         if self.timings_steps < 0:
