@@ -116,7 +116,7 @@ def setting_flags() -> dict[str, str]:
     flags = {}
     for config, prefix in GROUPS.values():
         for field in dataclasses.fields(config):
-            shown = {False: "off", None: ""}.get(field.default, f"`{field.default}`")
+            shown = {"False": "off", "None": ""}.get(str(field.default), f"`{field.default}`")
             flags[flag_name(field.name, prefix)] = shown
     return flags
 

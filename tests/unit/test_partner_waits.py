@@ -108,6 +108,11 @@ def test_other_actions_and_passes_are_not_touched(counted: Counted) -> None:
     assert counted.now_s == before_s
 
 
+def test_a_group_without_partners_is_not_waited_for(counted: Counted) -> None:
+    alone = dist.group.WORLD
+    assert counted.waits_in(Kind.FORWARD, lambda: reduce_in(LAYERS, group=alone)) == 0
+
+
 def test_it_leaves_no_trace() -> None:
     modules = [importlib.import_module(name) for name in (LAYERS, MAPPINGS)]
     before = [dist.all_reduce, *(module.dist_all_gather_func for module in modules)]

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.resilience.patches.registry import PatchSet
+from megatron.resilience.timing.clock import StepClock
 
 pytestmark = pytest.mark.unit
 
@@ -168,6 +169,7 @@ class Executor(SimpleNamespace):
         self.before_training = self.schedulers.append
         self.saving = SimpleNamespace(run=self.save)
         self.saved = self.steps.append
+        self.clock = StepClock(0)
 
     def save(self, guard: Any, save: Callable[[], None], *, step: int, directory: str) -> bool:
         """As a save that is broken off, done again, and succeeds."""
@@ -228,6 +230,7 @@ def test_what_meets_other_ranks_can_be_done_again(
     module.print_datetime("after training")
     assert executor.phases == ["checkpoint", "exit", "meeting"]
     assert executor.steps == [7]
+    assert executor.clock._apart_s > 0.0, "no step is as long as a checkpoint"
     assert [name for name, _, _ in calls] == [
         *["save_checkpoint"] * 2,
         *["checkpoint_and_decide_exit"] * 2,

@@ -275,9 +275,12 @@ def test_the_whole_set_applies_and_undoes(device: str) -> None:
         "print_datetime",
         "checkpoint_and_decide_exit",
     }
+    collectives = {"all_reduce", "all_gather", "all_to_all_single", "broadcast", "reduce_scatter"}
+    collectives |= {"all_gather_into_tensor", "reduce_scatter_tensor"}
+    collectives |= {"dist_all_gather_func", "dist_reduce_scatter_func"}
     timers = {"start", "stop", "_get_elapsed_time_all_ranks"}
     everywhere = {"compile_helpers", "training_log", *loop, *adam, *writer, *timers, "_plugins"}
-    everywhere |= {"_set_tensorboard_writer"}
+    everywhere |= {"_set_tensorboard_writer", *collectives}
     on_cpu = {"async_loop", "torch", "cuda", "type", "_get_cuda_rng_state", "_set_cuda_rng_state"}
     assert names == everywhere | (on_cpu if device == "cpu" else set())
 

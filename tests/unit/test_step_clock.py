@@ -125,13 +125,24 @@ def test_of_several_attempts_the_last_one_counts(hand: Hand) -> None:
     with suppress(ConnectionError), hand.clock.waiting():
         hand.go(8.0)
         raise ConnectionError
-    hand.clock.drop()
-    assert not hand.clock.computing
-    hand.clock.finish()
-    assert len(hand.steps) == 1, "a step that was broken off is not told"
     hand.step(2)
     assert split(hand.steps[1]) == split(hand.steps[0])
     assert hand.steps[1].total_s == 12.0
+
+
+def test_a_step_that_others_have_finished_is_not_told(hand: Hand) -> None:
+    hand.step(1)
+    hand.clock.restart(2, 7)
+    hand.act(Kind.FORWARD, 0, 1.0)
+    hand.clock.drop()
+    assert not hand.clock.computing
+    hand.act(Kind.STEP, -1, 5.0)
+    hand.clock.finish()
+    hand.step(3)
+    assert [step.step for step in hand.steps] == [1, 3]
+    assert hand.steps[1] == msgspec.structs.replace(
+        hand.steps[0], step=3, begun_s=EPOCH_S + 10.0 + 3.0 + 6.0
+    )
 
 
 def test_a_vote_that_is_repeated_replaces_the_one_before(hand: Hand) -> None:

@@ -131,17 +131,15 @@ class StepClock:
             self._close(self._marks.mark())
 
     def finish(self) -> None:
-        """The step is done, and is told to those who asked."""
-        record = self._record
-        if record is None:
-            return
+        """The step is done; it is told to those who asked, unless this rank was late for it."""
         self.end()
-        now_s = self._now_s()
-        since_s = record.zero_s if self._ended_s is None else self._ended_s + self._apart_s
-        record.before_s, record.total_s = record.zero_s - since_s, now_s - since_s
-        record.begun_s = self._wall_s() - record.total_s
+        now_s, record = self._now_s(), self._record
+        if record is not None:
+            since_s = record.zero_s if self._ended_s is None else self._ended_s + self._apart_s
+            record.before_s, record.total_s = record.zero_s - since_s, now_s - since_s
+            record.begun_s = self._wall_s() - record.total_s
+            self._unread.append(record)
         self._ended_s, self._apart_s, self._record = now_s, 0.0, None
-        self._unread.append(record)
         while len(self._unread) > self._marks.lag and self._is_past(self._unread[0]):
             self._tell(self._unread.popleft())
 
