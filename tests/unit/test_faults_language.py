@@ -177,6 +177,7 @@ def test_a_job_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         config.read(world_size=3)
     for row in ("rank: 0, kind: slow", "link: [a, b], kind: slow_link"):
         path.write_text(f"{good}- {{at_step: 1, {row}, factor: 0.5}}")
-        with pytest.raises(UserError, match=r"entry 1: slow.* is for the simulator alone so far"):
+        with pytest.raises(UserError, match=r"entry 1: slow.* needs emulated devices"):
             config.read(world_size=4)
+        assert len(config.read(world_size=4, emulated=True)) == 2
     assert FaultsConfig().read(world_size=1) == ()
