@@ -29,6 +29,7 @@ from resihp_ext.control.traffic import (
     ENVELOPE_BYTES,
     LARGE,
     LARGE_BYTES,
+    NEWS_BYTES,
     SMALL_BYTES,
     TO_CLIENT,
     TO_SERVER,
@@ -126,6 +127,11 @@ class Channel:
             self.abort()
             return
         broadcast([self._connection], self._mine.close(payload))
+
+    def offer(self, payload: bytes) -> None:
+        """Posts news that is soon out of date, unless the peer is behind: then it needs no more."""
+        if self.backlog_bytes < NEWS_BYTES:
+            self.post(payload)
 
     def send(self, message: Message) -> None:
         """Packs and posts."""

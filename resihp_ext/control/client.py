@@ -14,7 +14,7 @@ from resihp_ext.control.channel import Channel, LinkClosed, open_channel
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.loop_thread import LoopThread
 from resihp_ext.control.messages import Message, Progress
-from resihp_ext.control.traffic import NEWS_BYTES, SMALL_BYTES, WORKER, packed
+from resihp_ext.control.traffic import SMALL_BYTES, WORKER, packed
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ class WorkerLink:
             self._channel.post(payload)
 
     def _offer(self, payload: bytes) -> None:
-        if self._channel is not None and self._channel.backlog_bytes < NEWS_BYTES:
-            self._channel.post(payload)
+        if self._channel is not None:
+            self._channel.offer(payload)
 
     async def _run(self) -> None:
         name = f"rank {self._rank}"

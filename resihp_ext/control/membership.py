@@ -198,7 +198,10 @@ def _armed(job: Job, message: say.Armed) -> list[Action]:
 def _timed(job: Job, message: say.Timed) -> list[Action]:
     if job.plan is None or job.phase is not Phase.RUNNING:
         return []
-    nodes = {rank: slot.node for rank, slot in job.slots.of.items()}
+
+    def nodes() -> dict[int, str]:
+        return {rank: slot.node for rank, slot in job.slots.of.items()}
+
     return [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
 
 

@@ -6,7 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from resihp_ext.plan.plan import Plan
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Nodes = Callable[[], Mapping[int, str]]
 _STEPS_KEPT = 4
 """Of which not all ranks have told: news may get lost."""
 
@@ -29,18 +30,20 @@ class Slowness:
         self._text = ""
         self._plan: Plan | None = None
         self._detector: Detector | None = None
+        self._ranks: frozenset[int] = frozenset()
+        """Of the plan."""
         self._told: dict[int, dict[int, RankStep]] = {}
         """By step and rank."""
         self._failed = False
         self.report: Report | None = None
         """Of the latest step that was judged."""
 
-    def heard(self, times: RankStep, plan_text: str, nodes: Mapping[int, str]) -> list[str]:
+    def heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         """A rank has told of a step.
 
         Args:
             plan_text: JSON of the plan that runs.
-            nodes: Names of the ranks' nodes.
+            nodes: Gives the names of the ranks' nodes, when there is something to say.
 
         Returns:
             Lines for people.
@@ -55,14 +58,13 @@ class Slowness:
             logger.exception("the detector failed")
             return [f"resihp: slow devices are not looked for any more: {error!r}"[:400]]
 
-    def _heard(self, times: RankStep, plan_text: str, nodes: Mapping[int, str]) -> list[str]:
+    def _heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         plan = self._known(plan_text)
         if times.version != plan.version:
             return []
         told = self._told.setdefault(times.step, {})
         told[times.rank] = times
-        wanted = {rank for one in plan.replicas for rank in one.ranks}
-        if not wanted <= told.keys():
+        if not self._ranks <= told.keys():
             while len(self._told) > _STEPS_KEPT:
                 del self._told[min(self._told)]
             return []
@@ -70,14 +72,12 @@ class Slowness:
             del self._told[step]
         return self._judge(times.step, told, nodes)
 
-    def _judge(
-        self, step: int, told: Mapping[int, RankStep], nodes: Mapping[int, str]
-    ) -> list[str]:
+    def _judge(self, step: int, told: Mapping[int, RankStep], nodes: Nodes) -> list[str]:
         from resihp_ext.detector.say import report_lines
 
         assert self._detector is not None
         self.report = self._detector.observe(step, told)
-        return report_lines(self.report, nodes, plan=self._plan)
+        return report_lines(self.report, nodes(), plan=self._plan)
 
     def _known(self, text: str) -> Plan:
         """The plan that runs, which the detector is told of when it is another one."""
@@ -86,6 +86,7 @@ class Slowness:
 
         if self._plan is None or text != self._text:
             self._text, self._plan = text, Plan.from_json(text)
+            self._ranks = frozenset(rank for one in self._plan.replicas for rank in one.ranks)
             self._told.clear()
             if self._detector is None:
                 self._detector = Detector(self._plan)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from resihp_ext.control.channel import Channel, LinkClosed, open_channel
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.messages import Lease, Message, NodeHello
-from resihp_ext.control.traffic import AGENT, NEWS_BYTES
+from resihp_ext.control.traffic import AGENT
 from resihp_ext.errors import ResiHPError
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class Uplink:
 
     def offer(self, payload: bytes) -> None:
         """The same for a packed message, and nothing to a coordinator that is behind."""
-        if self._channel is not None and self._channel.backlog_bytes < NEWS_BYTES:
-            self._channel.post(payload)
+        if self._channel is not None:
+            self._channel.offer(payload)
 
     def greet(self, hello: NodeHello) -> bool:
         """Says who is there (again); False when there is no connection yet."""

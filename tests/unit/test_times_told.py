@@ -32,7 +32,7 @@ def told(rank: int, step: int) -> say.Timed:
 
 def test_the_coordinator_says_who_is_slow() -> None:
     plan = uniform_plan(num_layers=4, tp=1, pp=2, dp=2, micro_batches=4)
-    slowness, nodes = Slowness(), dict.fromkeys(range(4), "n0")
+    slowness, nodes = Slowness(), lambda: dict.fromkeys(range(4), "n0")
     lines = [
         line
         for step in range(1, 40)
@@ -69,9 +69,9 @@ def measured(plan: Plan, rank: int, step: int, slow: float) -> RankStep:
 
 def test_a_detector_that_fails_ends_nothing() -> None:
     slowness = Slowness()
-    (line,) = slowness.heard(TIMES, "no plan", {})
+    (line,) = slowness.heard(TIMES, "no plan", dict)
     assert line.startswith("resihp: slow devices are not looked for any more")
-    assert slowness.heard(TIMES, "no plan", {}) == []
+    assert slowness.heard(TIMES, "no plan", dict) == []
     job = running()
     for rank, step in ((0, 1), (1, 1), (0, 2)):
         assert all(isinstance(one, Say) for one in job.hear(told(rank, step)))

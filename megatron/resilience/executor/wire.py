@@ -99,16 +99,16 @@ class Wire:
         low, high = share(at.rows, self.seat.tp, self.seat.tp_rank)
         mine = torch.empty((high - low, at.samples, at.hidden), dtype=at.dtype, device=at.device)
         tag = _tag(action, action.peer)
-        mine_of = {
-            self._number(peers[piece.sender]): mine[piece.low - low : piece.high - low]
+        parts = [
+            (self._number(peers[piece.sender]), mine[piece.low - low : piece.high - low])
             for piece in pieces(at.rows, len(peers), self.seat.tp)
             if piece.receiver == self.seat.tp_rank
-        }
-        for wait in [dist.irecv(part, peer, tag=tag) for peer, part in mine_of.items()]:
+        ]
+        for wait in [dist.irecv(part, peer, tag=tag) for peer, part in parts]:
             assert wait is not None, "every rank is a member of the default group"
             wait.wait()
         if self.stamps is not None:
-            for peer in mine_of:
+            for peer, _ in parts:
                 self.stamps.arrived(self.plan, self.seat.chunks[action.chunk], action, peer, tag)
         if self.sequence_parallel or self.seat.tp == 1:
             return mine

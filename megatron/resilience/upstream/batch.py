@@ -36,7 +36,7 @@ class MicroBatch:
     @property
     def segments(self) -> list[int] | None:
         """Lengths (tokens) of the packed documents, padding included; None when not packed."""
-        return None if self.packed is None else self.packed.cu_seqlens_q.diff().tolist()
+        return None if self.bounds is None else self.bounds.diff().tolist()
 
     @property
     def bounds(self) -> torch.Tensor | None:
