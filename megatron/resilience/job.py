@@ -248,7 +248,7 @@ class Job:
             self.args, self._use_our_layers, sequence_parallel=self.layout.sequence_parallel
         )
         folder = resilience_dir(self.settings, self.args)
-        faults = begin_emulation(self.executor, self.settings, self._agent, self.args.seq_length)
+        faults = begin_emulation(self.executor, self.settings, self.rank, self._agent, self.args)
         layout, plans = self.layout, self.layout.timetable
         driver = TimetableDriver(self.executor, plans, factory, folder=folder, events=self.events)
         if self._agent is None:

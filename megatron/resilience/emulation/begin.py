@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.executor import Executor
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream.arguments import current_args
 from resihp_ext.control.worker_environment import WorkerEnvironment
+from resihp_ext.environment import RankEnvironment
 from resihp_ext.faults.fault import Fault
 from resihp_ext.faults.lasting import lasting
 
 
 def begin_emulation(
-    executor: Executor, settings: Settings, agent: WorkerEnvironment | None, seq_length: int
+    executor: Executor,
+    settings: Settings,
+    rank: RankEnvironment,
+    agent: WorkerEnvironment | None,
+    args: argparse.Namespace,
 ) -> tuple[Fault, ...]:
     """Slows this rank down if devices are emulated.
 
     Args:
-        seq_length: Of the model that is run.
+        args: Megatron's arguments.
 
     Returns:
         The faults that strike for real.
@@ -26,15 +33,15 @@ def begin_emulation(
         UserError: a file that cannot be used.
     """
     scene = settings.emulation.read()
-    faults = settings.faults.read(len(executor.plan.devices), emulated=scene is not None)
+    faults = settings.faults.read(rank.world_size, emulated=scene is not None)
     slow = lasting(faults)
     if scene is not None:
         executor.emulate(
             Pacer(
                 scene,
-                rank=executor.seat.rank,
+                rank=rank.rank,
                 node="" if agent is None else agent.node,
-                seq_length=seq_length,
+                seq_length=args.seq_length,
                 faults=slow,
                 step=lambda: int(current_args().curr_iteration) + 1,
             )
