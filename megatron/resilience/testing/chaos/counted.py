@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pretrain_gpt
 from megatron.resilience.start import run_to_exit_code
 from megatron.resilience.testing.chaos.holdings import Holdings, holdings
 from resihp_ext.environment import RankEnvironment
@@ -84,6 +83,9 @@ def _write(path: Path, text: str) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Trains; the thread that answers starts where a forked worker begins."""
+    # Beside the launcher, not installed: who only asks need not be there.
+    import pretrain_gpt
+
     words = list(argv)
     folder = Path(words[words.index("--resilience-dir") + 1])
     script: Any = pretrain_gpt
