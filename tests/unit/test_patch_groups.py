@@ -165,6 +165,8 @@ class Executor(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(phases=[], guard=self, before_training=None, schedulers=[], steps=[])
+        self.alone: list[str] = []
+        """Stretches in which nobody is met."""
         self.groups = SimpleNamespace(tp="new tp", pp="new pp", dp="new dp")
         self.before_training = self.schedulers.append
         self.saving = SimpleNamespace(run=self.save)
@@ -176,8 +178,11 @@ class Executor(SimpleNamespace):
         guard.run("checkpoint", lambda: (float(bool(save())),))
         return directory == "checkpoints"
 
-    def run(self, phase: str, attempt: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    def run(
+        self, phase: str, attempt: Callable[[], tuple[float, ...]], *, ends: bool = True
+    ) -> tuple[float, ...]:
         self.phases.append(phase)
+        self.alone += [] if ends else [phase]
         attempt()  # broken off, say, and done again
         return attempt()
 
@@ -223,7 +228,9 @@ def test_what_meets_other_ranks_can_be_done_again(
     upstream: tuple[Any, Executor, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, executor, calls = upstream
-    told = SimpleNamespace(save="checkpoints")
+    told = SimpleNamespace(
+        save="checkpoints", exit_signal_handler=False, exit_duration_in_mins=None
+    )
     monkeypatch.setattr("megatron.training.global_vars._GLOBAL_ARGS", told)
     module.save_checkpoint(7, "model", tp_group="old tp", dp_group="old dp", other=1)
     leaves = module.checkpoint_and_decide_exit(*range(7))
@@ -239,3 +246,7 @@ def test_what_meets_other_ranks_can_be_done_again(
     given = {"tp_group": "new tp", "dp_group": "new dp", "other": 1}
     assert calls[0] == ("save_checkpoint", (7, "model"), given)
     assert leaves is True
+    assert executor.alone == ["exit"], "a rank that is through proves nothing of the others"
+    told.exit_duration_in_mins = 5
+    module.checkpoint_and_decide_exit(*range(7))
+    assert executor.alone == ["exit"], "upstream compares times over all ranks"

@@ -176,12 +176,17 @@ class TrainingLoop(Patch):
 
     def _exit(self, module: Any) -> tuple[str, Any]:
         original = module.checkpoint_and_decide_exit
+        from megatron.resilience.upstream.arguments import current_args
 
         def checkpoint_and_decide_exit(*args: Any, **kwargs: Any) -> bool:
             if self.executor is None:
                 return bool(original(*args, **kwargs))
+            told = current_args()
             (leaves,) = self.executor.guard.run(
-                "exit", lambda: (float(bool(original(*args, **kwargs))),)
+                "exit",
+                lambda: (float(bool(original(*args, **kwargs))),),
+                # Otherwise nobody is met here: a rank that is through proves nothing of the others.
+                ends=bool(told.exit_signal_handler or told.exit_duration_in_mins),
             )
             return bool(leaves)
 
