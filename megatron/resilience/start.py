@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 from megatron.resilience.device.choose import prepare_environment
 from megatron.resilience.preset import read_preset, split_presets, with_defaults
+from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import EXIT_OK, ResiHPError, UserError
 
@@ -56,7 +57,7 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     try:
         main(argv)
     except ResiHPError as error:
-        if _first_on_node() if error.speaks is None else error.speaks:
+        if _speaks_for_others() if error.speaks is None else error.speaks:
             sys.stdout.flush()
             # One write, so that lines of several ranks do not run into each other.
             sys.stderr.write(f"error: {error}\n")
@@ -65,8 +66,12 @@ def run_to_exit_code(main: Callable[[Sequence[str]], None], argv: Sequence[str])
     return EXIT_OK
 
 
-def _first_on_node() -> bool:
+def _speaks_for_others() -> bool:
+    """Ranks that start together meet the same error; one that joins later is alone with its own."""
     try:
+        worker = WorkerEnvironment.from_environ(os.environ)
+        if worker is not None and worker.joins:
+            return True
         return RankEnvironment.from_environ(os.environ).local_rank == 0
     except UserError:
         return True

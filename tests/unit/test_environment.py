@@ -177,3 +177,28 @@ def test_a_process_that_does_not_know_its_place_still_says_so(
     assert run_to_exit_code(job, []) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: environment: ")
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "joins", "speaks"), [("0", "", True), ("1", "", False), ("1", "1", True)]
+)
+def test_whoever_joins_a_running_job_says_its_own_error(
+    local_rank: str,
+    joins: str,
+    speaks: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that begin together fail alike, and one of them is enough."""
+    told = {"RANK": local_rank, "WORLD_SIZE": "2", "LOCAL_RANK": local_rank}
+    told |= {"RESIHP_AGENT": "/run/agent", "RESIHP_JOINS": joins}
+    for name in NAMES.values():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+
+    def job(_argv: object) -> None:
+        raise UserError("faults.yaml: no such rank")
+
+    assert run_to_exit_code(job, []) == EXIT_USAGE
+    assert capsys.readouterr().err == ("error: faults.yaml: no such rank\n" if speaks else "")
