@@ -25,6 +25,8 @@ SHORTEST_S = 0.005
 """Shorter phases are not listed."""
 AFTERWARDS = {"catch_up": "older steps again", "repeat": "the step again"}
 """Phases that a receipt's total is without: work that is done once more."""
+NOTICE = "notice"
+"""Phase before all that a receipt's total covers; known of faults on purpose only."""
 OWNERS = "owners"
 """Where the state of a change without losses comes from."""
 WIDEST, NARROWEST = 100, 60
@@ -140,6 +142,8 @@ def _cell(cell: Cell) -> str:
 def _receipt_lines(receipt: Mapping[str, Any], width: int) -> Iterator[str]:
     title = f"after step {receipt['step']}: {receipt['reason']}"
     yield from _wrapped(title, width, "", "  ")
+    if "fault" in receipt:
+        yield from _wrapped(f"on purpose: {receipt['fault']['fault']}", width, "    ", "      ")
     yield from _wrapped(_phases(receipt), width, "    ", "      ")
     yield from _wrapped(_work(receipt), width, "    ", "      ")
 
@@ -154,13 +158,14 @@ def _phases(receipt: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {value:.2f}"
         for name, value in seconds.items()
-        if name not in AFTERWARDS and value >= SHORTEST_S
+        if name not in {NOTICE, *AFTERWARDS} and value >= SHORTEST_S
     ]
     again = [
         f"{text} {seconds[name]:.2f} s" for name, text in AFTERWARDS.items() if name in seconds
     ]
     end = f"; then {', '.join(again)}" if again else ""
-    return f"{receipt['total_s']:.2f} s ({', '.join(parts)}){end}"
+    begin = f"noticed after {seconds[NOTICE]:.2f} s; " if NOTICE in seconds else ""
+    return f"{begin}{receipt['total_s']:.2f} s ({', '.join(parts)}){end}"
 
 
 def _work(receipt: Mapping[str, Any]) -> str:

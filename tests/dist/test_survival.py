@@ -111,7 +111,10 @@ def assert_receipt(job: Job) -> None:
     assert "killed by signal 9" in receipt["losses"][0]["cause"]
     assert (receipt["step"], receipt["redone_steps"]) == (FAULT_STEP - 1, 1)
     seconds = receipt["phases_s"]
-    assert {"detect", "abort", "move", "repeat"} <= seconds.keys()
+    assert {"notice", "detect", "abort", "move", "repeat"} <= seconds.keys()
+    assert (receipt["fault"]["name"], receipt["fault"]["phase"]) == ("000", "backward")
+    from_kill_s = receipt["repeated_s"] - receipt["fault"]["time_s"]
+    assert sum(seconds.values()) == pytest.approx(from_kill_s, rel=0.05)
     assert all(0 <= value < LIMIT_S for value in seconds.values())
     assert receipt["total_s"] > 0
     path = job.folder / "plans" / f"{receipt['to_version']:03d}.json"

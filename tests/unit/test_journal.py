@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from megatron.resilience.executor.transition import Phases
+from megatron.resilience.faults.claims import as_text
 from megatron.resilience.recovery.journal import Journal, free_receipt, write_whole
 from resihp_ext.control import messages as say
 from resihp_ext.events import Event, EventLog, read_events
+from resihp_ext.faults.fault import Fault, Kind
 from resihp_ext.plan.plan import Plan, uniform_plan
 
 pytestmark = pytest.mark.unit
@@ -155,3 +157,32 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_whole(path, "\ud800")
     assert path.read_text() == "one\n"
+
+
+def strike(folder: Path, name: str, rank: int, time_s: float, delay_s: float = 0.0) -> None:
+    fault = Fault(at_step=7, rank=rank, kind=Kind.KILL, delay_s=delay_s)
+    (folder / "faults").mkdir(exist_ok=True)
+    told = {"fault": as_text(fault), "time_s": time_s, "rank": rank, "phase": "vote"}
+    (folder / "faults" / f"{name}.done").write_text(json.dumps(told))
+
+
+def test_a_receipt_names_the_fault_on_purpose_and_when_it_struck(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, None, 1)
+    now_s = time.time()
+    strike(tmp_path, "000", 0, now_s - 50)  # before this rank was there: an older loss
+    strike(tmp_path, "001", 0, now_s + 1, delay_s=2)
+    strike(tmp_path, "002", 2, now_s + 4)  # somebody else
+    strike(tmp_path, "003", 0, now_s + 6)  # later than the loss
+    (tmp_path / "faults" / "004.done").write_text("{")
+    loss = say.Loss(rank=0, cause="was killed", time_s=now_s + 5)
+    journal.lost(view(1, 2, loss=loss), heard_s=time.perf_counter(), phases=Phases())
+    journal.changed(plan(), receipt())
+    found = kept(tmp_path)
+    assert found["fault"]["name"] == "001"
+    assert found["fault"]["time_s"] == pytest.approx(now_s + 3, abs=1e-3), "behind its delay"
+    assert found["phases_s"]["notice"] == pytest.approx(2.0, abs=1e-3)
+    again = say.Loss(rank=0, cause="was killed", time_s=now_s + 5.5)
+    journal.lost(view(1, 2, loss=again), heard_s=time.perf_counter(), phases=Phases())
+    journal.changed(plan(2), receipt())
+    assert "fault" not in kept(tmp_path, 1), "a fault has one loss"
+    assert "notice" not in kept(tmp_path, 1)["phases_s"]

@@ -16,8 +16,8 @@ checkpoint when one is killed, is what recoveries are compared with. Keys with `
 * ``recovery_median_s``, ``recovery_p95_s``: from the first kill of a run, where that is its first
   fault, to the end of the step that it had interrupted, without what such a step takes anyway;
   ``recoveries``: how many; ``notice_median_s``: how much of it until the coordinator knew;
-  ``phases_error``: how far a receipt's phases are from adding up to the rest, at worst;
-  ``phases_error_from_kill``: to all of it;
+  ``phases_error``: how far a receipt's phases are from adding up to all of it, at worst;
+  ``phases_error_from_notice``: the same, of both without the time until the coordinator knew;
 * ``restart_ratio``: torchrun's median over ours; ``restart_s``: all of torchrun's;
 * ``kinds``, ``phases``: how often what has struck, and where.
 
@@ -165,8 +165,8 @@ def summary(verdicts: Sequence[Verdict], restarts: Sequence[float]) -> dict[str,
         "recoveries": len(seconds),
         "notice_median_s": median(one.notice_s for one in recoveries) if recoveries else None,
         "phases_error": max((one.phases_error for one in recoveries), default=None),
-        "phases_error_from_kill": max(
-            (one.phases_error_from_kill for one in recoveries), default=None
+        "phases_error_from_notice": max(
+            (one.phases_error_from_notice for one in recoveries), default=None
         ),
         "restart_ratio": median(restarts) / middle if restarts and middle else None,
         "restart_s": list(restarts),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.resilience.executor.transition import Phases
+from megatron.resilience.faults.struck import fault_behind
 from resihp_ext.control import messages as say
 from resihp_ext.events import Event, EventLog
 from resihp_ext.plan.plan import Plan
@@ -33,6 +34,8 @@ class Journal:
         self.writes = rank == 0
         """Whether this rank is the one that writes."""
         self._losses: tuple[say.Loss, ...] = ()
+        self._last_s = time.time()
+        """When the last loss was noticed, or this rank began; seconds since the epoch."""
         self._open: tuple[Path, dict[str, Any]] | None = None
         self._phases: Phases | None = None
         """Of the recovery that the open receipt is of."""
@@ -57,6 +60,8 @@ class Journal:
     def changed(self, plan: Plan, receipt: dict[str, Any]) -> None:
         """A change of layout is done."""
         losses, self._losses = self._losses, ()
+        earlier_s = self._last_s
+        self._last_s = max((loss.time_s for loss in losses), default=earlier_s)
         self._open = None  # what is repeated from here on is of this change, whoever writes it
         if self._ran is not None:
             # Attempts in between that were broken off are no layouts that the job had.
@@ -67,6 +72,8 @@ class Journal:
         receipt["losses"] = [
             {"rank": loss.rank, "cause": loss.cause, "time_s": loss.time_s} for loss in losses
         ]
+        if losses:
+            self._blame(receipt, min(losses, key=lambda loss: loss.time_s), earlier_s)
         receipt["resumed_s"] = time.time()
         write_whole(self._folder / "plans" / f"{plan.version:03d}.json", plan.to_json())
         path = free_receipt(self._folder)
@@ -79,6 +86,15 @@ class Journal:
             fields = {name: receipt[name] for name in short}
             number = int(path.stem)
             self._events.write(Event.TRANSITION, step=receipt["step"], receipt=number, **fields)
+
+    def _blame(self, receipt: dict[str, Any], first: say.Loss, earlier_s: float) -> None:
+        """Adds the fault on purpose behind the first loss, and how long nobody knew of it."""
+        faults = self._folder / "faults"
+        fault = fault_behind(faults, first.rank, after_s=earlier_s, seen_s=first.time_s)
+        if fault is not None:
+            receipt["fault"] = fault
+            notice_s = first.time_s - fault["time_s"]
+            receipt["phases_s"] = {"notice": notice_s, **receipt["phases_s"]}
 
     def paced(self, phase: str, seconds: float) -> None:
         """How long a stretch of work takes when nothing happens."""

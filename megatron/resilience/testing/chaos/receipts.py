@@ -107,9 +107,9 @@ class Recovery:
     notice_s: float
     """Until the coordinator knew; most of it is what the system takes to end a process."""
     phases_error: float
-    """From there on: how far the receipt's phases are from adding up, as a part of the whole."""
-    phases_error_from_kill: float
-    """The same from the kill on: no receipt knows how long the system took to end the process."""
+    """How far the receipt's phases are from adding up, as a part of all from the kill on."""
+    phases_error_from_notice: float
+    """The same from when the coordinator knew: without the first phase."""
     phases_s: dict[str, float]
 
 
@@ -132,12 +132,13 @@ def first_recovery(
     times = sorted(ledger.ended_s.values())
     normal_s = median(b - a for a, b in pairwise(times))
     phases_s = receipt["phases_s"]
+    known = {name: seconds for name, seconds in phases_s.items() if name != "notice"}
     known_s = receipt["repeated_s"] - losses[0]["time_s"]
     whole_s = receipt["repeated_s"] - first.time_s
     return Recovery(
         recovery_s=done_s - first.time_s - normal_s,
         notice_s=losses[0]["time_s"] - first.time_s,
-        phases_error=abs(sum(phases_s.values()) - known_s) / known_s,
-        phases_error_from_kill=abs(sum(phases_s.values()) - whole_s) / whole_s,
+        phases_error=abs(sum(phases_s.values()) - whole_s) / whole_s,
+        phases_error_from_notice=abs(sum(known.values()) - known_s) / known_s,
         phases_s=phases_s,
     )
