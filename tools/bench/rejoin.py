@@ -13,7 +13,7 @@ the last line is one JSON object:
   ``fds`` (and of them ``sockets``, ``pipes``, ``files``, ``other_fds``), ``threads``,
   ``python_threads``, ``groups`` of torch; ``rss_ratio`` (memory of their own) and ``pss_ratio``
   (without files, shared pages in parts), after the C library has handed back what it keeps of
-  freed memory;
+  freed memory, and between two steps: the least of some seconds;
 * ``launcher``, ``planner``: the same of these, without groups, and memory as it is;
 * ``pids_unchanged``: whether the survivors are the processes that began;
 * ``rejoin_median_s``, ``rejoin_s``: from a kill until all ranks trained again;
