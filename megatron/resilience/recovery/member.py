@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from megatron.resilience.recovery.abort import Abort
+from megatron.resilience.recovery.stacks import Stacks
 from resihp_ext.control import messages as say
 from resihp_ext.control.messages import Message
 from resihp_ext.errors import ResiHPError
@@ -53,6 +53,7 @@ class Member:
         self.epoch = 0
         """Of the group of processes that this worker is in, or makes just now."""
         self._changed = threading.Condition()
+        self._stacks = Stacks(STACKS_S)
         self._view: say.View | None = None
         self._go: say.Go | None = None
         self._proposal: say.Propose | None = None
@@ -80,7 +81,7 @@ class Member:
                         self._view, self._go, self._proposal = message, None, None
                         self.heard_s = time.perf_counter()
                         self.abort.now()
-                        faulthandler.dump_traceback_later(STACKS_S)
+                        self._stacks.begin()
                 case say.Go():
                     self._go = message
                 case say.Propose():
@@ -122,7 +123,7 @@ class Member:
     def enter_view(self) -> say.View:
         """Goes over to the newest epoch."""
         with self._changed:
-            faulthandler.cancel_dump_traceback_later()
+            self._stacks.end()
             assert self._view is not None
             view, self._view = self._view, None
             self.epoch = view.epoch
