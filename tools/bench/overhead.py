@@ -1,10 +1,11 @@
 """What does resilience cost when nothing fails? Steps of a whole job against Megatron's, in pairs.
 
-    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 5] [--steps 30] [--seed N]
+    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 5] [--steps 30] [--seed N] [--detect off]
 
 Both jobs train the same model in the same uniform layout on the same data: one under torchrun with
 Megatron's own schedule and optimizer, one under ``resihp-run`` with ``--resilience``, heartbeats,
-and copies of the state in host memory every ten steps. Jobs alternate, and which of a pair comes
+copies of the state in host memory every ten steps, and ``--resilience-detect`` as given (ranks
+time their actions in any case). Jobs alternate, and which of a pair comes
 first alternates too. Steps are counted once what happens only at the start is over: first steps,
 and what the launcher prepares at low priority (a warm process, plans for what may fail). A job's
 figure is the mean time of a step over periods of ten, each place in the period by its median. Keys
@@ -16,7 +17,7 @@ with ``--json``:
   a copy take more than the others; ``copies_shares``: of all runs;
 * ``iteration_s``: of both, the median of the runs; ``start_s``: from the start of the launcher
   until steps were counted;
-* ``layout``, ``steps``: counted in each run.
+* ``layout``, ``steps``: counted in each run; ``detect``: as given.
 
 Exit code 0 when the median ratio is at most 1.01, else 1.
 """
@@ -76,11 +77,14 @@ def flags(data: Path, seed: int, extra: Sequence[str]) -> list[str]:
 class Run:
     """One job, measured from outside."""
 
-    def __init__(self, resilient: bool, words: Sequence[str], folder: Path, steps: int) -> None:
+    def __init__(
+        self, resilient: bool, words: Sequence[str], folder: Path, steps: int, *, detect: str
+    ) -> None:
         """Prepares it.
 
         Args:
             steps: To be counted.
+            detect: What a resilient job does about slow devices.
         """
         self._steps, self._folder = steps, folder
         self.times: list[float] = []
@@ -90,7 +94,8 @@ class Run:
         self.start_s = 0.0
         plain = [*_TORCHRUN, str(free_port())]
         launcher = ["-m", "resihp_ext.launcher.run"] if resilient else plain
-        own = [*COPIES, "--resilience-dir", str(folder)] if resilient else []
+        ours = [*COPIES, "--resilience-dir", str(folder), "--resilience-detect", detect]
+        own = ours if resilient else []
         job = ["--nproc-per-node", str(RANKS), "pretrain_gpt.py", *words, *own]
         self._command = Command(words=[sys.executable, *launcher, *job], log=folder / "log")
         self._log = _Log(folder / "log")
@@ -207,7 +212,7 @@ def measure(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, 
         for name in sorted(runs, reverse=pair % 2 == 0):
             own = folder / f"{name}-{pair}"
             own.mkdir()
-            run = Run(name == "resilient", words, own, options.steps)
+            run = Run(name == "resilient", words, own, options.steps, detect=options.detect)
             run.measure()
             runs[name].append(run)
         plain, ours = (runs[name][-1] for name in runs)
@@ -217,7 +222,7 @@ def measure(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, 
             f"counted after {plain.start_s:.0f} and {ours.start_s:.0f} s",
             flush=True,
         )
-    return summary(runs, options.steps)
+    return summary(runs, options.steps) | {"detect": options.detect}
 
 
 def summary(runs: dict[str, list[Run]], steps: int) -> dict[str, Any]:
@@ -248,6 +253,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="counted in each run")
     parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--detect", default="off", help="of the resilient jobs: off, observe, ...")
     parser.add_argument("extra", nargs="*", help="further Megatron flags, after --")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the job is ended
