@@ -1,6 +1,7 @@
 """What does resilience cost when nothing fails? Steps of a whole job against Megatron's, in pairs.
 
-    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 5] [--steps 30] [--seed N] [--detect off]
+    .venv/bin/python tools/bench/overhead.py [--json] [--pairs 5] [--steps 30] [--seed N]
+        [--detect off|observe]
 
 Both jobs train the same model in the same uniform layout on the same data: one under torchrun with
 Megatron's own schedule and optimizer, one under ``resihp-run`` with ``--resilience``, heartbeats,
