@@ -25,6 +25,7 @@ from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
 from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.control.slowness import Slowness
+from resihp_ext.control.tally import Tally
 from resihp_ext.errors import EXIT_OK
 
 REMEMBERED = 20
@@ -80,6 +81,8 @@ class KnownPlan:
     text: str
     ranks: frozenset[int] = frozenset()
     """That hold a stage."""
+    p: tuple[tuple[int, float], ...] = ()
+    """Throughput that is reckoned with, of every rank."""
 
     @classmethod
     def of(cls, text: str, version: int = 0) -> KnownPlan:
@@ -96,7 +99,8 @@ class KnownPlan:
                 for stage in replica["stages"]
                 for rank in stage["ranks"]
             )
-            return cls(int(fields["version"]), text, frozenset(ranks))
+            p = tuple((int(one["rank"]), float(one["p"])) for one in fields["devices"])
+            return cls(int(fields["version"]), text, frozenset(ranks), p)
         except (ValueError, KeyError, TypeError):
             return cls(version, text)
 
@@ -214,6 +218,8 @@ class Job:
     recoveries: int = 0
     recovered: deque[Recovered] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last of them."""
+    recovery_times: Tally = field(default_factory=Tally)
+    """Of all of them, as ``Recovered.took_s``."""
     restarts: int = 0
     proposals: int = 0
     region: int = -1
@@ -253,11 +259,23 @@ class Job:
             return ()
         return tuple(rank for rank in self.members if rank not in self.plan.ranks)
 
+    def speeds(self) -> dict[int, float]:
+        """Throughput of the members' devices: 1.0 healthy, 0.5 twice as slow; the lower one of what
+        the plan reckons with and what is measured."""
+        planned = dict(self.plan.p) if self.plan is not None else {}
+        found = self.slowness.speeds
+        return {
+            rank: min(planned[rank], found.get(rank, 1.0))
+            for rank in self.members
+            if rank in planned
+        }
+
     def remember(self) -> None:
         """The recovery that was under way is over."""
         if self.recovery is None:
             return
         began_s = self.recovery.began_s
+        self.recovery_times.add(self.now_s - began_s)
         self.recovered.append(
             Recovered(
                 time_s=self.zero_s + began_s,

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from resihp_ext.errors import ResiHPError
@@ -81,6 +81,26 @@ class LoopThread:
             coroutine.close()
             raise ResiHPError(f"{self._thread.name} has ended")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def ask[Told](self, function: Callable[[], Told], timeout_s: float) -> Told:
+        """What a function gives that is called in the thread; from any other one.
+
+        Raises:
+            ResiHPError: the thread has ended.
+            TimeoutError: it did not answer in time.
+        """
+
+        async def called() -> Told:
+            return function()
+
+        future = self.submit(called())
+        try:
+            told: Told = future.result(timeout_s)
+        except CancelledError:
+            raise ResiHPError(f"{self._thread.name} has ended") from None
+        finally:
+            future.cancel()
+        return told
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine beside the first one, with the same care; only from the thread."""

@@ -20,6 +20,9 @@ from resihp_ext.control.messages import Loss
 from resihp_ext.control.slots import CONNECTED, GONE, NEWCOMERS, State
 from resihp_ext.errors import EXIT_FAILURE, EXIT_REQUEUE, EXIT_USAGE
 
+LOST_KINDS = ("signal", "exit", "hang", "node")
+"""Under which losses are counted."""
+
 Gone = Sequence[tuple[int, str]]
 """Ranks, each with the cause."""
 

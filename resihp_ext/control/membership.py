@@ -140,6 +140,10 @@ class Membership:
             "under_way": _under_way(job),
             "recoveries": job.recoveries,
             "recovered": [asdict(one) for one in job.recovered],
+            "recovery_times": asdict(job.recovery_times),
+            "restarts": job.restarts,
+            "speeds": {str(rank): p for rank, p in job.speeds().items()},
+            "suspected": dict(job.slowness.suspected),
             "nodes": {
                 node.name: {
                     "address": node.address,

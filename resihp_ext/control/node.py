@@ -44,6 +44,24 @@ class NodeLimits:
     hang: HangRules = field(default_factory=HangRules)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """How a node is at a moment."""
+
+    step: int
+    """The furthest that a worker has come."""
+    workers: int
+    """That are connected."""
+    stuck_s: float
+    """How long all workers have waited and none has moved, if longer than usual; else 0."""
+    unanswered_s: float | None
+    """Since the last beat that the coordinator has answered; None before there was one."""
+    killed: int
+    """Verdicts on workers so far: of the coordinator, and of this node on hung ones."""
+    dropped: dict[str, int]
+    """Bad messages so far, by kind."""
+
+
 class NodeOwner(Protocol):
     """What the launcher does for the control plane.
 
@@ -98,6 +116,7 @@ class NodeControl:
         self._watch = Watch(self.limits.hang)
         self._incarnations: dict[int, int] = {}
         self._kills: dict[int, str] = {}
+        self._killed = 0
         self._ended = False
         self._uplink = Uplink(
             token,
@@ -141,6 +160,25 @@ class NodeControl:
     def exited(self, rank: int, incarnation: int, cause: str, exit_code: int) -> None:
         """A process has ended, as the system says; a kill by a verdict gets the verdict's cause."""
         self._thread.call(self._spawn_exited, rank, incarnation, cause, exit_code)
+
+    def facts(self, timeout_s: float) -> NodeFacts:
+        """How this node is; from any other thread.
+
+        Raises:
+            ResiHPError: the thread has ended.
+            TimeoutError: it did not answer in time.
+        """
+        return self._thread.ask(self._facts, timeout_s)
+
+    def _facts(self) -> NodeFacts:
+        return NodeFacts(
+            step=self._watch.step,
+            workers=len(self._local.workers),
+            stuck_s=self._watch.stuck_s(time.monotonic()),
+            unanswered_s=self._uplink.unanswered_s,
+            killed=self._killed,
+            dropped=self.counters.as_dict(),
+        )
 
     def close(self) -> None:
         """Ends the thread; workers that still run lose their agent.
@@ -232,6 +270,7 @@ class NodeControl:
 
     def _kill(self, rank: int, cause: str) -> None:
         logger.warning("rank %d %s: it is killed", rank, cause)
+        self._killed += 1
         self._kills.setdefault(rank, cause)
         self._owner.kill(rank, cause)
 

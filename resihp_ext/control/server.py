@@ -33,6 +33,7 @@ from resihp_ext.control.counters import Counters
 from resihp_ext.control.forks import close_in_children
 from resihp_ext.control.loop_thread import LoopThread
 from resihp_ext.control.messages import Message
+from resihp_ext.control.tally import Pace
 from resihp_ext.control.traffic import AGENT, PERSON, packed
 from resihp_ext.errors import EXIT_FAILURE, EXIT_REQUEUE, UserError
 
@@ -120,6 +121,7 @@ class CoordinatorServer:
         self._node_of: dict[int, str] = {}
         self._server: Server | None = None
         self._ticked_s = 0.0
+        self._pace = Pace()
         self._thread = LoopThread("coordinator", self._run, self._failed)
 
     def start(self) -> tuple[str, int]:
@@ -139,6 +141,15 @@ class CoordinatorServer:
             Exception: what has gone wrong in the thread, if anything.
         """
         self._thread.stop(CLOSE_S)
+
+    def status(self, timeout_s: float) -> dict[str, Any]:
+        """What ``resihp status`` is told; from any other thread.
+
+        Raises:
+            ResiHPError: the thread has ended.
+            TimeoutError: it did not answer in time.
+        """
+        return self._thread.ask(self._status, timeout_s)
 
     def filenos(self) -> list[int]:
         """Listening sockets, for ``forks``."""
@@ -247,6 +258,7 @@ class CoordinatorServer:
             return
         if isinstance(message, say.NodeBeat):
             node.beat = message
+            self._pace.seen(message.step, now_s)
             if now_s - node.leased_s >= self.limits.lease_every_s:
                 node.leased_s = now_s
                 node.channel.send(say.Lease(sent_s=message.sent_s))
@@ -347,6 +359,7 @@ class CoordinatorServer:
         return {
             **self._membership.status(),
             "step": max((beat.step for beat in beats.values()), default=0),
+            "step_s": self._pace.step_s,
             "alive": {name: list(beat.alive) for name, beat in beats.items()},
             "heard_ago_s": {n: round(now_s - node.heard_s, 3) for n, node in self._nodes.items()},
             "dropped": self.counters.as_dict(),

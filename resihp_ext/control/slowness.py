@@ -6,6 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,11 @@ class Slowness:
         self._failed = False
         self.report: Report | None = None
         """Of the latest step that was judged."""
+        self.speeds: dict[int, float] = {}
+        """What is left of the throughput of ranks that are suspected of being slow, and have not
+        recovered."""
+        self.suspected: Counter[str] = Counter()
+        """Reports so far, by kind of suspect."""
 
     def heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         """A rank has told of a step.
@@ -77,6 +83,12 @@ class Slowness:
 
         assert self._detector is not None
         self.report = self._detector.observe(step, told)
+        for suspect in self.report.suspects:
+            self.suspected[suspect.kind] += 1
+            if suspect.kind != "link":
+                self.speeds |= dict.fromkeys(suspect.ranks, suspect.p)
+        for rank in self.report.recovered:
+            self.speeds.pop(rank, None)
         return report_lines(self.report, nodes(), plan=self._plan)
 
     def _known(self, text: str) -> Plan:

@@ -53,6 +53,11 @@ class Uplink:
         """Whether it was ever connected."""
         return self._hello is not None
 
+    @property
+    def unanswered_s(self) -> float | None:
+        """Since the last beat that was answered; None before there was a connection."""
+        return time.monotonic() - self._leased_s if self.joined else None
+
     def post(self, payload: bytes) -> None:
         """Sends a packed message, now or once the link is up."""
         if self._channel is None:
@@ -137,8 +142,8 @@ class Uplink:
 
     def check_lease(self) -> None:
         """Calls ``on_cut_off`` when the lease has run out."""
-        late_s = time.monotonic() - self._leased_s
-        if self.joined and late_s > self._lease_s:
+        late_s = self.unanswered_s
+        if late_s is not None and late_s > self._lease_s:
             host, port = self._where
             self._on_cut_off(
                 f"the coordinator at {host}:{port} has not answered for {late_s:.1f} s"

@@ -12,10 +12,11 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from resihp_ext.control import messages as say
 from resihp_ext.control.frames import new_token
@@ -27,6 +28,9 @@ from resihp_ext.control.server import CoordinatorServer, Planner
 from resihp_ext.launcher.hosting import TOKEN
 from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.warm import WARM_SIGN
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +216,25 @@ class JobControl:
             while True:
                 found.append(self._owner.queue.get_nowait())
         return found
+
+    def metrics(self, wait_s: float) -> Iterator[Metric]:
+        """What this node says of itself, and, if it hosts the coordinator, of the job; from any
+        thread.
+
+        Args:
+            wait_s: How long each of the two may take to tell.
+
+        Raises:
+            ResiHPError, TimeoutError: one of them does not answer.
+        """
+        # Imported late: only who has a port for metrics needs it.
+        from resihp_ext.telemetry.families import job_families, node_families
+
+        node, server = self._node, self._server
+        if node is not None:
+            yield from node_families(node.facts(wait_s), self.node_name)
+        if server is not None:
+            yield from job_families(server.status(wait_s))
 
     def close(self) -> None:
         """Ends the threads and removes the socket."""

@@ -25,6 +25,7 @@ OF_ONE_NODE = {
     "local_addr",
     "master_addr",
     "master_port",
+    "metrics_host",
     # Counted by the coordinator for all nodes.
     "max_restarts",
     # Parts of the command that come last.

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
@@ -28,6 +28,9 @@ from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.meeting import Meeting
 from resihp_ext.launcher.watch import Watch
 
+if TYPE_CHECKING:
+    from resihp_ext.telemetry.endpoint import Endpoint
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,6 +43,8 @@ class Extras:
     planner: Planner
     script_args: Sequence[str]
     invitation: Invitation
+    metrics: Endpoint | None
+    """Where this node's metrics are asked for."""
     adopts: bool
     """Whether this process becomes the parent of orphaned descendants."""
 
@@ -121,6 +126,8 @@ def _options(
         address=own_address(endpoint_host, config.local_addr),
     )
     control = JobControl(node=name.text, terms=terms, ring=watch.ring)
+    if extras.metrics is not None:
+        extras.metrics.show(control.metrics)
     file = None if folder is None else AddressFile(folder, name.text, extras.invitation)
     return Options(
         control=control,

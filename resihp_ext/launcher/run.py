@@ -47,6 +47,16 @@ LIMITS_HELP = (
     "silent or hung worker or a lost node is given up, and the like."
 )
 
+METRICS_PORT_HELP = (
+    "Serves metrics for Prometheus over HTTP at this port: this node's, and the job's where the "
+    "coordinator is. 0: no metrics."
+)
+
+METRICS_HOST_HELP = (
+    "The interface at which metrics are served. Nobody has to prove who they are: whoever reaches "
+    "it can read them."
+)
+
 RESTARTS = 3
 """Of resilient workers before the first step, when --max-restarts is not given."""
 
@@ -83,7 +93,7 @@ def _run(argv: Sequence[str], planner: Any, program: Sequence[str]) -> int:
     take_slurm_defaults(args, os.environ)
     _choose_rendezvous(torchrun, args)
     invited = invitation(parser, args, os.environ, program)
-    with _log_dir(args) as log_hint:
+    with _metrics(args) as metrics, _log_dir(args) as log_hint:
         try:
             config, command, command_args = torchrun.config_from_args(args)
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
@@ -95,6 +105,7 @@ def _run(argv: Sequence[str], planner: Any, program: Sequence[str]) -> int:
             "planner": planner or control_planner.PlannerProcess(),
             "script_args": args.training_script_args,
             "invitation": invited,
+            "metrics": metrics,
         }
         return _launch(config, command, command_args, log_hint, extras)
 
@@ -147,6 +158,12 @@ def _parser(torchrun: Any) -> Any:
         parser.set_defaults(max_restarts=None)
     parser.add_argument("--control-token-file", "--control_token_file", help=TOKEN_HELP)
     parser.add_argument("--control-conf", "--control_conf", help=LIMITS_HELP)
+    parser.add_argument(
+        "--metrics-port", "--metrics_port", type=int, default=0, help=METRICS_PORT_HELP
+    )
+    parser.add_argument(
+        "--metrics-host", "--metrics_host", default="127.0.0.1", help=METRICS_HOST_HELP
+    )
     return parser
 
 
@@ -195,6 +212,29 @@ def _choose_rendezvous(torchrun: Any, args: Any) -> None:
         args.rdzv_id = str(uuid.uuid4())
     if args.master_port is None:
         args.master_port = DEFAULT_STATIC_PORT
+
+
+@contextlib.contextmanager
+def _metrics(args: Any) -> Iterator[Any]:
+    """The endpoint for metrics, if there is to be one.
+
+    Raises:
+        UserError: it cannot listen where it should.
+    """
+    if not args.metrics_port:
+        yield None
+        return
+    if not 0 < args.metrics_port < 1 << 16:
+        raise UserError(
+            f"resihp-run: --metrics-port {args.metrics_port}: give a port from 1 to 65535, "
+            "or 0 for none"
+        )
+    endpoint: Any = importlib.import_module("resihp_ext.telemetry.endpoint")
+    served = endpoint.Endpoint(args.metrics_host, args.metrics_port)
+    try:
+        yield served
+    finally:
+        served.close()
 
 
 @contextlib.contextmanager
