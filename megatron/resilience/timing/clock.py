@@ -18,6 +18,7 @@ import torch
 
 from megatron.resilience.timing.marks import HostMarks, Mark, Marks
 from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
+from resihp_ext.packing import squared_lengths
 from resihp_ext.plan.action import COMPUTE, RECEIVES, Kind
 
 Lengths = tuple[int, int, torch.Tensor | None]
@@ -248,7 +249,7 @@ def _squared(samples: int, tokens: int, bounds: torch.Tensor | None) -> int:
     """Sum of the squared segment lengths; without packing each sample is one segment."""
     if bounds is None:
         return samples * tokens * tokens
-    return sum(length * length for length in bounds.diff().tolist())
+    return squared_lengths(bounds.tolist())
 
 
 OFF = StepClock(0)
