@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.resilience.timing.clock import OFF, StepClock
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.plan_cost import Workload
 from resihp_ext.emulation.prices import Prices, Speed
@@ -99,10 +100,15 @@ class Pacer:
         mine: Instance,
         action: Action,
         workload: Callable[[], Workload] | None = None,
+        clock: StepClock = OFF,
     ) -> Iterator[None]:
         """What is inside takes as long as on the emulated device.
 
+        A tensor-parallel group begins together: who comes first waits for the others, as it would
+        there. Later waits are for collectives of processes that share cores, and are slept over.
+
         Args:
+            clock: That times the action.
             workload: Gives that of the micro-batch, once it is computed, where time depends on it.
         """
         begun_s = time.perf_counter()
@@ -113,7 +119,7 @@ class Pacer:
         healthy_s = self._of(plan).seconds(mine, action, work)
         lasts_s = self._speed.seconds(healthy_s, step, action, left)
         # A reduction begins when the last one comes: who came before has waited, and is not late.
-        self._sleep(begun_s, lasts_s, counts=action.kind is not Kind.SYNC)
+        self._sleep(begun_s + clock.meet(), lasts_s, counts=action.kind is not Kind.SYNC)
 
     def sent(self, peer: int, tag: int) -> tuple[Any, torch.Tensor]:
         """A message leaves; the time and from where go with it. Keep what is returned until it is

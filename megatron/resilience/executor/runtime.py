@@ -91,7 +91,8 @@ class Step:
                 self._read(action.micro_batch)
             return self._workloads[action.micro_batch]
 
-        return self.pacer.pace(self.plan, self.chunks[action.chunk], action, workload)
+        mine = self.chunks[action.chunk]
+        return self.pacer.pace(self.plan, mine, action, workload, self.clock)
 
     def _receive_forward(self, action: Action) -> None:
         tensor = self.wire.receive(action, self.boundary)

@@ -165,6 +165,16 @@ class StepClock:
             self._open.waits.append(self._marks.mark())
             self.computing = self._open.kind in COMPUTE
 
+    def meet(self) -> float:
+        """Lets only the first wait of this action be one: what follows it counts as own work.
+
+        Returns:
+            Seconds of that wait, where the host's clock tells them; else 0.0.
+        """
+        waits = [] if self._open is None or self._marks.lag else self._open.waits
+        del waits[2:]
+        return self._marks.between_s(*waits) if len(waits) == 2 else 0.0
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What is inside is a wait."""
