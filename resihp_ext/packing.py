@@ -8,6 +8,7 @@ same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -119,3 +120,8 @@ def segment_bounds(packing: Packing, sequence: int) -> list[tuple[int, int, int,
         (int(packing.documents[k]), int(packing.offsets[k]), start, stop)
         for k, (start, stop) in zip(range(low, high), pairwise(edges), strict=True)
     ]
+
+
+def squared_lengths(edges: Sequence[int]) -> int:
+    """Sum of the squared lengths of the segments between edges in ascending order (tokens)."""
+    return sum((stop - start) ** 2 for start, stop in pairwise(edges))

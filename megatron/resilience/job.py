@@ -248,8 +248,8 @@ class Job:
             self.args, self._use_our_layers, sequence_parallel=self.layout.sequence_parallel
         )
         folder = resilience_dir(self.settings, self.args)
-        faults = begin_emulation(self.executor, self.settings, self.rank, self._agent, self.args)
         layout, plans = self.layout, self.layout.timetable
+        faults = begin_emulation(self.executor, self.settings, layout, self._agent, self.args)
         driver = TimetableDriver(self.executor, plans, factory, folder=folder, events=self.events)
         if self._agent is None:
             self.executor.before_step = driver

@@ -80,12 +80,26 @@ class Fit:
         size = float(hint @ gram @ hint)
         pull = hint * float(hint @ target) / size if size > 0 else np.zeros(4)
         left = gram + PULL * np.eye(4) * used + np.diag(~used)
-        solved = np.linalg.solve(left, target + PULL * pull * used)
-        coefficients = solved / scale * used
+        coefficients = _not_negative(left, target + PULL * pull * used) / scale * used
         if self._hint[0] > 0:
             ratio = coefficients[0] / self._hint[0]
             coefficients = np.where(used, coefficients, self._hint * max(ratio, 0.0))
         self.coefficients = coefficients
+
+
+def _not_negative(gram: Array, target: Array) -> Array:
+    """The solution without what would be negative: nothing takes less than no time.
+
+    So where an end is not told from layers, the faster of both ends has layers alone, instead of
+    layers that are too slow and a negative embedding.
+    """
+    free = np.ones(len(target), dtype=bool)
+    while True:
+        left = np.where(np.outer(free, free), gram, np.eye(len(target)))
+        solved = np.linalg.solve(left, np.where(free, target, 0.0))
+        if (solved >= 0).all():
+            return solved
+        free[int(np.argmin(solved))] = False
 
 
 class MicroBatchPredictor:

@@ -6,10 +6,11 @@ import argparse
 
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.executor import Executor
+from megatron.resilience.executor.start import Planned
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream.arguments import current_args
+from megatron.resilience.upstream.policy import policy_of
 from resihp_ext.control.worker_environment import WorkerEnvironment
-from resihp_ext.environment import RankEnvironment
 from resihp_ext.faults.fault import Fault
 from resihp_ext.faults.lasting import lasting
 
@@ -17,7 +18,7 @@ from resihp_ext.faults.lasting import lasting
 def begin_emulation(
     executor: Executor,
     settings: Settings,
-    rank: RankEnvironment,
+    layout: Planned,
     agent: WorkerEnvironment | None,
     args: argparse.Namespace,
 ) -> tuple[Fault, ...]:
@@ -33,6 +34,7 @@ def begin_emulation(
         UserError: a file that cannot be used.
     """
     scene = settings.emulation.read()
+    rank = layout.rank
     faults = settings.faults.read(rank.world_size, emulated=scene is not None)
     slow = lasting(faults)
     if scene is not None:
@@ -43,6 +45,7 @@ def begin_emulation(
                 node="" if agent is None else agent.node,
                 seq_length=args.seq_length,
                 faults=slow,
+                policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
                 step=lambda: int(current_args().curr_iteration) + 1,
             )
         )

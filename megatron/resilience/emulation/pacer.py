@@ -17,12 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.resilience.timing.clock import OFF, StepClock
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.plan_cost import Workload
 from resihp_ext.emulation.prices import Prices, Speed
 from resihp_ext.emulation.scene import Scene
 from resihp_ext.faults.fault import Fault
 from resihp_ext.faults.lasting import device_left, link_left
+from resihp_ext.packing import squared_lengths
 from resihp_ext.plan.action import SENDS, Action, Kind
 from resihp_ext.plan.plan import Instance, Plan
 
@@ -74,40 +76,50 @@ class Pacer:
         node: str,
         seq_length: int,
         faults: Sequence[Fault] = (),
-        policy: MemoryPolicy | None = None,
+        policy: MemoryPolicy,
         step: Callable[[], int],
     ) -> None:
         """Prepares it.
 
         Args:
             faults: Slow ones act on the emulated device; all others are somebody else's.
+            policy: What the job does that costs time: recomputation, sequence parallelism.
             step: The number of the step that runs, from 1.
         """
         self._scene, self._rank, self._node = scene, rank, node
         self._seq_length, self._faults = seq_length, tuple(faults)
-        self._policy = policy or MemoryPolicy()
+        self._policy = policy
         self._step, self._speed = step, Speed(scene, rank)
         self._prices: tuple[Plan, Prices] | None = None
         self.account = Account()
 
     @contextmanager
     def pace(
-        self, plan: Plan, mine: Instance, action: Action, batch: dict[str, torch.Tensor] | None
+        self,
+        plan: Plan,
+        mine: Instance,
+        action: Action,
+        workload: Callable[[], Workload] | None = None,
+        clock: StepClock = OFF,
     ) -> Iterator[None]:
         """What is inside takes as long as on the emulated device.
 
+        A tensor-parallel group begins together: who comes first waits for the others, as it would
+        there. Later waits are for collectives of processes that share cores, and are slept over.
+
         Args:
-            batch: The samples of the micro-batch, where its work depends on them.
+            clock: That times the action.
+            workload: Gives that of the micro-batch, once it is computed, where time depends on it.
         """
         begun_s = time.perf_counter()
         yield
         step = self._step()
-        work = None if batch is None else workload(batch)
+        work = None if workload is None else workload()
         left = device_left(self._faults, self._rank, self._node, step)
         healthy_s = self._of(plan).seconds(mine, action, work)
         lasts_s = self._speed.seconds(healthy_s, step, action, left)
         # A reduction begins when the last one comes: who came before has waited, and is not late.
-        self._sleep(begun_s, lasts_s, counts=action.kind is not Kind.SYNC)
+        self._sleep(begun_s + clock.meet(), lasts_s, counts=action.kind is not Kind.SYNC)
 
     def sent(self, peer: int, tag: int) -> tuple[Any, torch.Tensor]:
         """A message leaves; the time and from where go with it. Keep what is returned until it is
@@ -152,11 +164,10 @@ class Pacer:
 _SEND_OF = {receive: send for send, receive in SENDS.items()}
 
 
-def workload(batch: dict[str, torch.Tensor]) -> Workload:
+def workload_of(batch: dict[str, torch.Tensor]) -> Workload:
     """Of the samples of a micro-batch: packed documents, or whole sequences."""
     rows, length = batch["tokens"].shape
     edges = batch.get("cu_seqlens")
     if edges is None:
         return Workload(tokens=rows * length, squared=rows * length**2)
-    lengths = edges.diff(dim=-1).clamp(min=0).to(torch.int64)
-    return Workload(tokens=rows * length, squared=int((lengths * lengths).sum()))
+    return Workload(tokens=rows * length, squared=sum(map(squared_lengths, edges.tolist())))

@@ -73,7 +73,7 @@ class Player:
         """Around what is done for all micro-batches together: lets it take longer than it does."""
         if self.pacer is None or not seat.chunks:
             return nullcontext()
-        return self.pacer.pace(plan, seat.chunks[0], Action(kind=kind), None)
+        return self.pacer.pace(plan, seat.chunks[0], Action(kind=kind))
 
     def figures(self) -> dict[str, Any]:
         """How well this rank was emulated, if it was."""

@@ -15,9 +15,10 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.utils import get_model_config
 
-from megatron.resilience.emulation.pacer import Pacer
+from megatron.resilience.emulation.pacer import Pacer, workload_of
 from megatron.resilience.executor.wire import Boundary, Wire
 from megatron.resilience.timing.clock import OFF, StepClock
+from resihp_ext.cost.plan_cost import Workload
 from resihp_ext.plan.action import COMPUTE, Action, Kind
 from resihp_ext.plan.plan import Instance, Plan, neighbours
 
@@ -61,6 +62,8 @@ class Step:
     _inputs: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
     _outputs: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     _gradients: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
+    _workloads: dict[int, Workload] = field(default_factory=dict)
+    """Of the micro-batches that were read here, where devices are emulated."""
     _begun: bool = False
 
     def run(self, actions: Sequence[Action]) -> None:
@@ -81,8 +84,15 @@ class Step:
     def _paced(self, action: Action) -> AbstractContextManager[None]:
         if self.pacer is None or action.kind not in COMPUTE:
             return nullcontext()
-        batch = self.fetch(action.micro_batch)
-        return self.pacer.pace(self.plan, self.chunks[action.chunk], action, batch)
+
+        def workload() -> Workload:
+            # Only one rank of a tensor-parallel group is asked for samples.
+            if action.micro_batch not in self._workloads:
+                self._read(action.micro_batch)
+            return self._workloads[action.micro_batch]
+
+        mine = self.chunks[action.chunk]
+        return self.pacer.pace(self.plan, mine, action, workload, self.clock)
 
     def _receive_forward(self, action: Action) -> None:
         tensor = self.wire.receive(action, self.boundary)
@@ -164,7 +174,13 @@ class Step:
 
     def _samples(self, micro_batch: int) -> Iterator[dict[str, torch.Tensor]]:
         """Reads the samples only where upstream asks for them."""
-        yield self.fetch(micro_batch)
+        yield self._read(micro_batch)
+
+    def _read(self, micro_batch: int) -> dict[str, torch.Tensor]:
+        batch = self.fetch(micro_batch)
+        if self.pacer is not None:
+            self._workloads[micro_batch] = workload_of(batch)
+        return batch
 
     _handlers: ClassVar[dict[Kind, Callable[[Step, Action], None]]] = {
         Kind.RECV_FORWARD: _receive_forward,

@@ -11,8 +11,8 @@ import torch
 from megatron.resilience.device.choose import Device
 from megatron.resilience.device.host_memory import total_bytes
 from megatron.resilience.executor.start import Planned
+from megatron.resilience.upstream.policy import policy_of
 from resihp_ext.cost.cluster import UNCOUNTED
-from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import ModelShape
 
 
@@ -36,14 +36,7 @@ def brief(args: argparse.Namespace, layout: Planned, device: Device) -> str:
         tied=not args.untie_embeddings_and_output_weights,
         qkv_bias=bool(args.add_bias_linear or args.add_qkv_bias),
     )
-    policy = MemoryPolicy(
-        param_bytes=2 if args.bf16 else 4,
-        master_bytes=4 if args.bf16 else 0,
-        fused=args.transformer_impl != "local",
-        sharded=False,
-        sequence_parallel=layout.sequence_parallel,
-        recompute=args.recompute_granularity == "full",
-    )
+    policy = policy_of(args, sequence_parallel=layout.sequence_parallel)
     return json.dumps(
         {
             "shape": asdict(shape),

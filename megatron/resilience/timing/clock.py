@@ -18,6 +18,7 @@ import torch
 
 from megatron.resilience.timing.marks import HostMarks, Mark, Marks
 from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
+from resihp_ext.packing import squared_lengths
 from resihp_ext.plan.action import COMPUTE, RECEIVES, Kind
 
 Lengths = tuple[int, int, torch.Tensor | None]
@@ -164,6 +165,16 @@ class StepClock:
             self._open.waits.append(self._marks.mark())
             self.computing = self._open.kind in COMPUTE
 
+    def meet(self) -> float:
+        """Lets only the first wait of this action be one: what follows it counts as own work.
+
+        Returns:
+            Seconds of that wait, where the host's clock tells them; else 0.0.
+        """
+        waits = [] if self._open is None or self._marks.lag else self._open.waits
+        del waits[2:]
+        return self._marks.between_s(*waits) if len(waits) == 2 else 0.0
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What is inside is a wait."""
@@ -248,7 +259,7 @@ def _squared(samples: int, tokens: int, bounds: torch.Tensor | None) -> int:
     """Sum of the squared segment lengths; without packing each sample is one segment."""
     if bounds is None:
         return samples * tokens * tokens
-    return sum(length * length for length in bounds.diff().tolist())
+    return squared_lengths(bounds.tolist())
 
 
 OFF = StepClock(0)
