@@ -24,6 +24,12 @@ class DetectorConfig:
     """A link is suspected when a transfer takes this many times as long as it used to."""
     link_excess_s: float = 5e-5
     """And by at least so many seconds: less than this is the jitter of timers."""
+    link_step_ratio: float = 0.005
+    """And all transfers of a step together by at least this part of a usual step: what costs less
+    is worth nobody's attention, and where messages are short it is jitter."""
+    link_chance: float = 1e-6
+    """A link is reported when chance alone would show its last steps in a row with at most this
+    probability, judged by how often single steps of it looked the same before."""
     confirm_steps: int = 3
     """Steps in a row that must show a change before it is reported."""
     verify_ratio: float = 0.10

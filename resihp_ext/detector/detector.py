@@ -67,9 +67,12 @@ class Detector:
         self.reader = Reader(self.slots)
         self._transfers = Transfers(self.slots)
         pairs = len(self._transfers.pairs)
-        self._links = Watch(pairs, self.config.link_over_ratio, self.config)
+        self._links = Watch(
+            pairs, self.config.link_over_ratio, self.config, chance=self.config.link_chance
+        )
         self._first_links: list[Array] = []
-        self._link_s = np.full(pairs, np.nan)
+        self._link_s, self._least_s = np.full(pairs, np.nan), np.full(pairs, np.nan)
+        self._first_totals_s: list[float] = []
         self._warm_up, self._age = self.config.warm_up_steps, 0
         self._ratios: deque[float] = deque(maxlen=self.config.confirm_steps)
         self._changes = Changes(
@@ -181,21 +184,31 @@ class Detector:
 
     def _settle_links(self, sample: Sample) -> None:
         self._first_links.append(self._transfers.seconds(sample))
+        self._first_totals_s.append(finite_median(sample.total_s))
         if len(self._first_links) == self.config.settle_steps and self._transfers.pairs:
             seconds = np.array(self._first_links)
             self._link_s = medians(seconds)
+            material_s = self.config.link_step_ratio * float(np.nanmedian(self._first_totals_s))
+            least_s = np.fmax(material_s / self._transfers.messages, self.config.link_excess_s)
+            self._least_s = least_s
             self._links.settle(seconds / self._link_s)
+            for row in seconds:
+                self._links.remember(self._link_ratio(row))
 
     def _judge_links(self, step: int, sample: Sample) -> tuple[list[Suspect], list[int]]:
         if len(self._first_links) < self.config.settle_steps:
             self._settle_links(sample)
             return [], []
         seconds = self._transfers.seconds(sample)
+        rises, back = self._links.observe(step, self._link_ratio(seconds))
+        return link_suspects(self._transfers.pairs, self._links, rises, self._link_s), back
+
+    def _link_ratio(self, seconds: Array) -> Array:
+        """Over the usual time; an excess that does not matter is none."""
         with np.errstate(all="ignore"):
             ratio = seconds / self._link_s
-            small = (seconds - self._link_s) < self.config.link_excess_s
-        rises, back = self._links.observe(step, np.where(small, np.minimum(ratio, 1.0), ratio))
-        return link_suspects(self._transfers.pairs, self._links, rises, self._link_s), back
+            small = (seconds - self._link_s) < self._least_s
+        return np.where(small, np.minimum(ratio, 1.0), ratio)
 
     def _judge_iteration(
         self, step: int, sample: Sample, predicted: Array, explained: bool

@@ -4,6 +4,10 @@ A series is observed over healthy time: 1.0 is healthy, 2.0 takes twice as long.
 (Page 1954) notices a change, and the last steps verify it: all of them above the threshold, in the
 median well above the series' noise. One odd step does nothing.
 
+Noise with heavy tails, as that of links, is not described by a spread. Where ``chance`` is given, a
+series remembers its last steps: the more often single ones of them were as high as those that now
+seem to be a change, the more in a row there must be.
+
 Imports neither torch nor Megatron.
 """
 
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resihp_ext.detector.config import DetectorConfig
 from resihp_ext.detector.slots import Array, Ints, medians
@@ -20,6 +25,8 @@ from resihp_ext.detector.slots import Array, Ints, medians
 SLACK = 0.04
 """What the cumulative sum forgives in each step, of the logarithm of the ratio."""
 LEAST_NOISE = 0.004
+REMEMBERED = 128
+"""Steps, where tails are heavy."""
 MOST_BIAS = 1.05
 """Devices differ by this factor for ever without being called slow."""
 
@@ -36,8 +43,13 @@ class Rise:
 class Watch:
     """State of all series."""
 
-    def __init__(self, size: int, over_ratio: float, config: DetectorConfig) -> None:
-        self.over_ratio, self._config = over_ratio, config
+    def __init__(
+        self, size: int, over_ratio: float, config: DetectorConfig, *, chance: float | None = None
+    ) -> None:
+        self.over_ratio, self._config, self._chance = over_ratio, config, chance
+        self._past = np.full((REMEMBERED if chance else 0, size), np.nan)
+        """In the order of :attr:`_turn`; NaN where nothing was measured, or slowness is known."""
+        self._turn = 0
         self.bias = np.ones(size)
         self.known = np.ones(size)
         """Levels that are known: no news."""
@@ -54,6 +66,12 @@ class Watch:
         spread = 1.4826 * medians(np.abs(logs - middle))
         self.bias = np.exp(np.clip(middle, -np.log(MOST_BIAS), np.log(MOST_BIAS)))
         self._noise = np.maximum(np.nan_to_num(spread), LEAST_NOISE)
+
+    def remember(self, ratios: Array) -> None:
+        """One more step of the past, where that is kept."""
+        if len(self._past):
+            self._past[self._turn % REMEMBERED] = np.where(self.known > 1, np.nan, ratios)
+            self._turn += 1
 
     def levels(self) -> Array:
         """The median of the last steps; NaN where one is missing."""
@@ -78,6 +96,7 @@ class Watch:
         grown = np.maximum(self._sum + np.clip(news, -0.5, 0.5) - SLACK, 0.0)
         self._since = np.where((self._sum == 0) & (grown > 0), step, self._since)
         self._sum = np.where(seen, grown, self._sum)
+        self.remember(level)
         return self._rises(step), self._recovered()
 
     def _rises(self, step: int) -> list[Rise]:
@@ -98,10 +117,35 @@ class Watch:
         found = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
         found &= np.log(middle / known) > noise
         found &= (middle - known) > config.verify_ratio * middle
+        if self._chance is not None:
+            bar = 1 + 0.7 * (limit - 1)
+            for i in np.flatnonzero(found):
+                found[i] = known[i] > 1 or self._improbable(int(at[i]), float(bar[i]))
         return [
             Rise(at=int(i), level=float(m), since_step=int(self._since[i]))
             for i, m in zip(at[found], middle[found], strict=True)
         ]
+
+    def _improbable(self, at: int, bar: float) -> bool:
+        """Whether the last steps above the bar are too many for what steps before them were."""
+        assert self._chance is not None
+        high = self._latest(at)[::-1] > bar
+        row = _first_false(high)
+        before = high[row:]
+        single = (before.sum() + 0.5) / (len(before) + 1)
+        return bool(row * np.log(single) <= np.log(self._chance))
+
+    def _latest(self, at: int) -> Array:
+        """What was measured of a series, the oldest first."""
+        past = np.roll(self._past[:, at], -self._turn % REMEMBERED)
+        return np.asarray(past[np.isfinite(past)])
+
+    def _forget(self, at: int) -> None:
+        """The last steps in a row that were high were no healthy ones."""
+        order = (self._turn - 1 - np.arange(REMEMBERED)) % REMEMBERED
+        values = self._past[order, at]
+        row = _first_false(~(values <= 1 + 2 * SLACK))
+        self._past[order[:row], at] = np.nan
 
     def _recovered(self) -> list[int]:
         at = np.flatnonzero(self.known > 1)
@@ -115,6 +159,9 @@ class Watch:
     def know(self, at: Sequence[int] | Ints, level: float) -> None:
         """From now on this level of some series is no news."""
         at = np.asarray(at, dtype=np.int64)
+        if level > 1 and len(self._past):
+            for i in at:
+                self._forget(int(i))
         self.known[at], self._sum[at] = max(level, 1.0), 0.0
 
     def pardon(self, at: int, step: int) -> None:
@@ -126,9 +173,14 @@ class Watch:
 
     def carried(self, places: Sequence[int | None]) -> Watch:
         """The same series in other places; None: a series that was not there."""
-        other = Watch(len(places), self.over_ratio, self._config)
+        other = Watch(len(places), self.over_ratio, self._config, chance=self._chance)
         for new, old in enumerate(places):
             if old is not None:
                 for name in ("bias", "known", "_noise", "_pardoned", "_until"):
                     getattr(other, name)[new] = getattr(self, name)[old]
         return other
+
+
+def _first_false(flags: NDArray[np.bool_]) -> int:
+    """How many are true before one is not."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
