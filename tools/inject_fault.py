@@ -9,8 +9,8 @@
 
 DIR is the job's ``--resilience-dir``. Without ``--at-step``, ``--phase`` and ``--delay-s`` kill,
 stop and node strike at once, by pid, on the machine of the target. All else is left in DIR for the
-job's workers, which look for it at every step. What is slow stays so until ``--until-step``, or until
-a factor of 1. Exit code 0: done, or left; 2: it cannot be done,
+job's workers, which look for it at every step. What is slow stays so until ``--until-step``, or
+until a factor of 1. Exit code 0: done, or left; 2: it cannot be done,
 with one line ``error: ...``.
 """
 

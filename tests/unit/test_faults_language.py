@@ -83,7 +83,7 @@ def test_a_node_with_a_number_for_a_name() -> None:
         ("{at_step: 1, rank: 0, kind: slow, factor: 2}", "factor: .*above 0, 1 at most, got 2"),
         (
             "{at_step: 1, rank: 0, kind: slow, factor: .5, by: magic}",
-            "by: expected one of emulated",
+            "by: expected one of emu",
         ),
         ("{at_step: 1, rank: 0, kind: kill, by: load}", "by means nothing for kill"),
         ("{at_step: 1, rank: 0, kind: slow, factor: 1, by: load}", "factor 1 ends other faults"),
