@@ -11,9 +11,9 @@ import pytest
 from megatron.resilience.faults.config import JobFaults
 from megatron.resilience.faults.register import register
 from megatron.resilience.faults.slowing import Brakes, Slowing
-from resihp_ext.brake.cpu_group import BrakeError, why_not
+from resihp_ext.brake.cpu_group import BrakeError, CpuGroup, why_not
 from resihp_ext.brake.cpu_load import burners
-from resihp_ext.brake.cpu_tree import find_cpu_tree
+from resihp_ext.brake.cpu_tree import CpuTree, find_cpu_tree
 from resihp_ext.errors import UserError
 from resihp_ext.faults.fault import By, Fault, Kind
 from resihp_ext.faults.lasting import MIB, Hold, device_left, link_hold, link_left
@@ -186,6 +186,31 @@ def test_version_2_is_found_where_it_has_the_controller(tmp_path: Path) -> None:
     tree = find_cpu_tree(mounts, groups)
     assert tree is not None
     assert (tree.version, tree.own) == (2, own)
+
+
+def test_a_group_of_version_2_is_threaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as files show it: the real thing needs a machine with version 2."""
+    monkeypatch.setattr("resihp_ext.brake.cpu_group._EMPTY_S", 0.0)
+    group = CpuGroup(CpuTree(version=2, top=tmp_path, own=tmp_path), 7, "3.9")
+    group.limit(0.5)
+    group.enter(9)
+    group.close()
+    job = tmp_path / "resihp-7"
+    told = {
+        str(path.relative_to(tmp_path)): path.read_text()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert told == {
+        "cgroup.subtree_control": "+cpu",
+        "resihp-7/cgroup.type": "threaded",
+        "resihp-7/cgroup.subtree_control": "+cpu",
+        "resihp-7/cpu.weight": "100",
+        "resihp-7/3.9/cgroup.type": "threaded",
+        "resihp-7/3.9/cpu.max": "2500 5000",
+        "resihp-7/3.9/cgroup.procs": "9",
+    }
+    assert group.folder.parent == job
 
 
 def test_without_control_groups_there_is_a_reason(tmp_path: Path) -> None:

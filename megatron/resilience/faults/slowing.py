@@ -155,7 +155,9 @@ class Slowing:
     def close(self) -> None:
         """Lets this process go."""
         self._devices, self._links = [], []
-        self.at(self._step)
+        if self._left:
+            self._left = {}
+            self._brakes.keep({})
 
     def _set(self, left: dict[By, float], step: int) -> None:
         parts = [f"{part:g} of its speed by {by}" for by, part in sorted(left.items())]
