@@ -3,10 +3,14 @@
     .venv/bin/python tools/inject_fault.py DIR --rank 3 --kind kill
     .venv/bin/python tools/inject_fault.py DIR --rank 3 --kind hang --at-step 20 --phase backward
     .venv/bin/python tools/inject_fault.py DIR --node n1 --kind node
+    .venv/bin/python tools/inject_fault.py DIR --rank 3 --kind slow --factor 0.5
+    .venv/bin/python tools/inject_fault.py DIR --rank 3 --kind slow --factor 1
+    .venv/bin/python tools/inject_fault.py DIR --link n0 n1 --kind slow_link --delay-ms 20
 
 DIR is the job's ``--resilience-dir``. Without ``--at-step``, ``--phase`` and ``--delay-s`` kill,
 stop and node strike at once, by pid, on the machine of the target. All else is left in DIR for the
-job's workers, which look for it at every step. Exit code 0: done, or left; 2: it cannot be done,
+job's workers, which look for it at every step. What is slow stays so until ``--until-step``, or
+until a factor of 1. Exit code 0: done, or left; 2: it cannot be done,
 with one line ``error: ...``.
 """
 
@@ -19,12 +23,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.resilience.faults.config import refusal
 from megatron.resilience.faults.dropped import drop
 from megatron.resilience.faults.processes import kill_tree
 from megatron.resilience.faults.register import Worker, agent_is_alive, is_alive, read_workers
 from resihp_ext.errors import EXIT_OK, EXIT_USAGE, UserError
-from resihp_ext.faults.fault import LASTING, Fault, Kind, Phase
+from resihp_ext.faults.fault import By, Fault, Kind, Phase
 
 SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP}
 
@@ -35,16 +38,21 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, Fault, bool]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
-    kinds = [kind.value for kind in Kind if kind not in LASTING]
-    parser.add_argument("--kind", choices=kinds, required=True)
+    parser.add_argument("--kind", choices=[kind.value for kind in Kind], required=True)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--rank", type=int)
     target.add_argument("--node", help="name of a node, as in DIR/workers/*.json")
+    target.add_argument("--link", nargs=2, metavar="NODE", help="two nodes")
     parser.add_argument("--at-step", type=int, help="this step or the first one after it")
     parser.add_argument("--phase", choices=[phase.value for phase in Phase])
     parser.add_argument("--delay-s", type=float, help="from the phase to the strike")
     parser.add_argument("--lasts-s", type=float, help="of a hang")
     parser.add_argument("--exit-code", type=int, help="of an exit")
+    parser.add_argument("--factor", type=float, help="of slow, slow_link: what is left; 1 ends it")
+    parser.add_argument("--until-step", type=int, help="the first step that is healthy again")
+    parser.add_argument("--by", choices=[by.value for by in By], help="of slow: what makes it so")
+    parser.add_argument("--bandwidth-mib-s", type=float, help="of slow_link: the healthy link's")
+    parser.add_argument("--delay-ms", type=float, help="of slow_link: of every message")
     told = parser.parse_args(argv)
     when = (told.at_step, told.phase, told.delay_s)
     fault = Fault(
@@ -56,6 +64,12 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, Fault, bool]:
         delay_s=told.delay_s or 0.0,
         lasts_s=told.lasts_s,
         exit_code=told.exit_code,
+        link=None if told.link is None else tuple(told.link),
+        factor=told.factor,
+        until_step=told.until_step,
+        by=None if told.by is None else By(told.by),
+        bandwidth_mib_s=told.bandwidth_mib_s,
+        delay_ms=told.delay_ms,
     )
     by_pid = fault.kind in SIGNALS or fault.kind is Kind.NODE
     return told.directory, fault, by_pid and when == (None, None, None)
@@ -68,13 +82,11 @@ def inject(directory: Path, fault: Fault, *, at_once: bool) -> str:
         UserError: the target is not there, or cannot be reached from here.
     """
     workers = read_workers(directory)
-    problem = refusal(fault)
     hit = [one for one in workers.values() if fault.hits(one.rank, one.node)]
     if not hit:
         names = sorted({one.node for one in workers.values()})
-        problem = f"no {fault.target}; there are ranks {sorted(workers)} on nodes {names}"
-    if problem is not None:
-        raise UserError(f"{directory}: {problem}")
+        there = f"there are ranks {sorted(workers)} on nodes {names}"
+        raise UserError(f"{directory}: no {fault.target}; {there}")
     if at_once:
         return _by_pid(fault, hit)
     name = drop(directory / "faults", fault)

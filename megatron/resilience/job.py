@@ -253,7 +253,7 @@ class Job:
         driver = TimetableDriver(self.executor, plans, factory, folder=folder, events=self.events)
         if self._agent is None:
             self.executor.before_step = driver
-            if faults:
+            if faults.real:
                 raise UserError("--resilience-faults: start the job with resihp-run")
             return None
         return Survivor(

@@ -31,7 +31,21 @@ class Kind(StrEnum):
     SLOW = "slow"
     """A device, or all of a node, keeps only the part ``factor`` of its speed."""
     SLOW_LINK = "slow_link"
-    """The network between two nodes keeps only the part ``factor`` of its bandwidth."""
+    """The network between two nodes keeps only the part ``factor`` of its bandwidth, or takes
+    ``delay_ms`` longer for every message."""
+
+
+class By(StrEnum):
+    """What makes a device slow."""
+
+    EMULATED = "emulated"
+    """Nothing does: an emulated device waits longer."""
+    QUOTA = "quota"
+    """The system gives the process less time on the CPU."""
+    LOAD = "load"
+    """Another process competes for the same core."""
+    KERNEL = "kernel"
+    """Other kernels compete for the same GPU."""
 
 
 class Phase(StrEnum):
@@ -105,9 +119,16 @@ class Fault:
     holds_gil: bool = True
     """Whether a hang keeps the other threads of its process from running."""
     factor: float | None = None
-    """Speed or bandwidth that is left, as a part of the healthy one: 0.5 is twice as slow."""
+    """Speed or bandwidth that is left, as a part of the healthy one: 0.5 is twice as slow. 1 ends
+    what faults before this one do to the target."""
     until_step: int | None = None
     """The first step that is healthy again; None: never."""
+    by: By | None = None
+    """Of a slow device; None: what fits the job and the machine."""
+    bandwidth_mib_s: float | None = None
+    """Of a real link while it is healthy, in each direction: what ``factor`` is a part of."""
+    delay_ms: float | None = None
+    """By how much a real link holds back every message."""
 
     def __post_init__(self) -> None:
         self._check_values()
@@ -143,19 +164,39 @@ class Fault:
         if not isinstance(self.holds_gil, bool):
             raise UserError(f"holds_gil: expected true or false, got {self.holds_gil!r}")
 
-    def _check_kind(self) -> None:
-        lasting = self.kind in LASTING
-        if lasting and self.factor is None:
-            raise UserError(f"{self.kind} needs factor: the part of the speed that is left")
-        if self.factor is not None:
-            _number("factor", self.factor, lambda value: 0 < value < 1, "between 0 and 1")
+    def _check_lasting(self) -> None:
+        if self.kind is Kind.SLOW and self.factor is None:
+            raise UserError("slow needs factor: the part of the speed that is left")
+        if self.kind is Kind.SLOW_LINK and self.factor is None and self.delay_ms is None:
+            raise UserError("slow_link needs factor (the part of the bandwidth left) or delay_ms")
         if self.until_step is not None:
             _whole("until_step", self.until_step, self.at_step + 1)
+        for name, value, most in (
+            ("factor", self.factor, 1.0),
+            ("bandwidth_mib_s", self.bandwidth_mib_s, 1e9),
+            ("delay_ms", self.delay_ms, 1000 * _LONGEST_S),
+        ):
+            if value is not None:
+                span = f"above 0, {most:.0f} at most"
+                _number(name, value, lambda value, most=most: 0 < value <= most, span)
+        if self.by is not None and not isinstance(self.by, By):
+            raise UserError(f"by: expected one of {', '.join(By)}, got {self.by!r}")
+        how = (self.until_step, self.by, self.bandwidth_mib_s, self.delay_ms)
+        if self.ends_others and how != (None,) * len(how):
+            raise UserError("factor 1 ends other faults: leave out how and until when")
+
+    def _check_kind(self) -> None:
+        lasting, link = self.kind in LASTING, self.kind is Kind.SLOW_LINK
+        if lasting:
+            self._check_lasting()
         for name, given, fits in (
             ("phase", self.phase is not None, not lasting),
             ("delay_s", self.delay_s != 0, not lasting),
             ("factor", self.factor is not None, lasting),
             ("until_step", self.until_step is not None, lasting),
+            ("by", self.by is not None, self.kind is Kind.SLOW),
+            ("bandwidth_mib_s", self.bandwidth_mib_s is not None, link and self.factor is not None),
+            ("delay_ms", self.delay_ms is not None, link),
             ("exit_code", self.exit_code is not None, self.kind is Kind.EXIT),
             ("lasts_s", self.lasts_s is not None, self.kind is Kind.HANG),
             ("holds_gil", not self.holds_gil, self.kind is Kind.HANG),
@@ -173,6 +214,15 @@ class Fault:
     def hits(self, rank: int, node: str) -> bool:
         """Whether a rank on a node is its target, or belongs to it."""
         return self.rank == rank or self.node == node or node in (self.link or ())
+
+    @property
+    def ends_others(self) -> bool:
+        """Whether its target is healthy from ``at_step`` on, as far as faults before it go."""
+        return self.factor == 1
+
+    def lasts_at(self, step: int) -> bool:
+        """Whether a lasting fault has begun, and is not over, in a step."""
+        return self.at_step <= step and (self.until_step is None or step < self.until_step)
 
     @property
     def target(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from resihp_ext.errors import UserError
-from resihp_ext.faults.fault import Fault, Kind, Phase
+from resihp_ext.faults.fault import By, Fault, Kind, Phase
 
 _KEYS = ("at_step", "phase", "micro_batch", "rank", "node", "link", "kind")
 KEYS = (*_KEYS, *(each.name for each in fields(Fault) if each.name not in _KEYS))
@@ -96,6 +96,8 @@ def _fault(row: Any) -> Fault:
     told["kind"] = _member("kind", Kind, told["kind"])
     if "phase" in told:
         told["phase"] = _member("phase", Phase, told["phase"])
+    if "by" in told:
+        told["by"] = _member("by", By, told["by"])
     if "node" in told:
         told["node"] = _name(told["node"])
     if "link" in told:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from resihp_ext.brake.cpu_group import remove_groups
 from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.invitation import invitation, program_words
@@ -118,6 +119,7 @@ def _launch(
     rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.api")
     dist: Any = importlib.import_module("torch.distributed")
     adopts = adopt_orphans()
+    remove_groups(os.getpid())  # what a launcher that was killed has left
     succeeded = False
     try:
         ours.launch(config, command, command_args, ours.Extras(adopts=adopts, **extras))
@@ -141,6 +143,7 @@ def _launch(
             for signum in HANDLED_SIGNALS:  # a second Ctrl-C must not interrupt the sweep
                 signal.signal(signum, signal.SIG_IGN)
             end_children(grace_s=GRACE_S)
+        remove_groups(os.getpid())
     return EXIT_OK
 
 

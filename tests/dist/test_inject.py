@@ -262,6 +262,27 @@ def test_tool_leaves_faults_for_the_workers(out: Path) -> None:
     assert told["phase"] == "vote"
 
 
+def test_tool_makes_a_rank_slow_until_it_says_otherwise(out: Path) -> None:
+    with ranks(out, steps=1000) as running:
+        eventually(registered(out, 2))
+        words = "--rank 1 --kind slow --factor 0.5 --by load"
+        code, said = tool(out, *words.split())
+        assert (code, said) == (0, "resihp: left for the workers of rank 1 as d000-0\n")
+        told = "rank 1 keeps 0.5 of its speed by load from step"
+        eventually(lambda: told in running.log(1))
+        burner = f"/proc/{running.processes[1].pid}/task/{running.processes[1].pid}/children"
+        assert len(Path(burner).read_text().split()) == 1
+        assert tool(out, *["--rank", "1", "--kind", "slow", "--factor", "1"])[0] == 0
+        eventually(lambda: "rank 1 keeps all of its speed from step" in running.log(1))
+        assert Path(burner).read_text() == ""
+        assert (
+            tool(out, *["--rank", "1", "--kind", "slow", "--factor", "0.5", "--by", "emulated"])[0]
+            == 0
+        )
+        eventually(lambda: "needs emulated devices" in running.log(1))
+        assert "speed" not in running.log(0)
+
+
 def test_tool_ends_a_node(out: Path, start_node: StartNode) -> None:
     node = start_node()
     eventually(registered(out, 2))
@@ -280,6 +301,10 @@ def test_tool_ends_a_node(out: Path, start_node: StartNode) -> None:
         ("--rank 5 --kind kill", "no rank 5; there are ranks [0] on nodes ['a']"),
         ("--node b --kind node", "no node b; there are"),
         ("--node a --kind kill", "kill needs rank, got node"),
+        ("--rank 0 --kind slow", "slow needs factor"),
+        ("--node a --kind slow --factor 2", "factor: expected a number above 0, 1 at most"),
+        ("--link a b --kind slow", "slow needs node or rank, got link"),
+        ("--link x b --kind slow_link --delay-ms 3", "no link x to b; there are ranks [0]"),
         ("--rank 0 --kind kill --lasts-s 3", "lasts_s means nothing for kill"),
         ("--rank 0 --kind hang --at-step 0", "at_step: expected a whole number from 1"),
     ],

@@ -23,7 +23,7 @@ from megatron.resilience.faults.register import (
     register,
 )
 from resihp_ext.errors import UserError
-from resihp_ext.faults.fault import Fault, Kind, Phase
+from resihp_ext.faults.fault import By, Fault, Kind, Phase
 
 pytestmark = pytest.mark.unit
 
@@ -129,7 +129,7 @@ def test_bad_dropped_files_do_not_end_training(
     dropped = tmp_path / "faults" / "dropped"
     dropped.mkdir()
     (dropped / "000.yaml").write_text("- {kind: kill}")
-    drop(tmp_path / "faults", Fault(at_step=1, rank=1, kind=Kind.SLOW, factor=0.5))
+    drop(tmp_path / "faults", Fault(at_step=1, rank=1, kind=Kind.SLOW, factor=0.5, by=By.EMULATED))
     drop(tmp_path / "faults", Fault(at_step=1, node="a", kind=Kind.NODE))
     drop(tmp_path / "faults", CUT)
     faults.at("vote", 5)

@@ -80,7 +80,19 @@ def test_a_node_with_a_number_for_a_name() -> None:
         ("{at_step: 1, rank: 0, kind: kill, exit_code: 1}", "exit_code means nothing for kill"),
         ("{at_step: 1, rank: 0, kind: exit, exit_code: 256}", "exit_code: .*0 to 255, got 256"),
         ("{at_step: 1, rank: 0, kind: slow}", "slow needs factor"),
-        ("{at_step: 1, rank: 0, kind: slow, factor: 2}", "factor: .*between 0 and 1, got 2"),
+        ("{at_step: 1, rank: 0, kind: slow, factor: 2}", "factor: .*above 0, 1 at most, got 2"),
+        (
+            "{at_step: 1, rank: 0, kind: slow, factor: .5, by: magic}",
+            "by: expected one of emu",
+        ),
+        ("{at_step: 1, rank: 0, kind: kill, by: load}", "by means nothing for kill"),
+        ("{at_step: 1, rank: 0, kind: slow, factor: 1, by: load}", "factor 1 ends other faults"),
+        ("{at_step: 1, rank: 0, kind: slow, factor: .5, delay_ms: 3}", "delay_ms means nothing"),
+        ("{at_step: 1, link: [a, b], kind: slow_link}", r"slow_link needs factor .*or delay_ms"),
+        (
+            "{at_step: 1, link: [a, b], kind: slow_link, delay_ms: 1, bandwidth_mib_s: 9}",
+            "bandwidth_mib_s means nothing",
+        ),
         ("{at_step: 1, rank: 0, kind: slow, factor: .5, phase: sync}", "phase means nothing"),
         ("{at_step: 3, rank: 0, kind: slow, factor: .5, until_step: 3}", "until_step: .*from 4"),
         ("{at_step: 3, rank: 0, kind: kill, until_step: 4}", "until_step means nothing for kill"),
@@ -175,9 +187,39 @@ def test_a_job_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     assert len(config.read(world_size=4)) == 1
     with pytest.raises(UserError, match="entry 0: rank 3: the job has ranks 0 to 2"):
         config.read(world_size=3)
-    for row in ("rank: 0, kind: slow", "link: [a, b], kind: slow_link"):
-        path.write_text(f"{good}- {{at_step: 1, {row}, factor: 0.5}}")
-        with pytest.raises(UserError, match=r"entry 1: slow.* needs emulated devices"):
-            config.read(world_size=4)
-        assert len(config.read(world_size=4, emulated=True)) == 2
     assert FaultsConfig().read(world_size=1) == ()
+
+
+SLOW, LINK = "rank: 0, kind: slow, factor: 0.5", "link: [a, b], kind: slow_link, "
+REAL, EMULATED, NCCL = {}, {"emulated": True}, {"tagged": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "job", "said"),
+    [
+        (SLOW, REAL, None),
+        (SLOW, EMULATED, None),
+        (SLOW, NCCL, None),
+        (f"{SLOW}, by: emulated", REAL, "needs emulated devices"),
+        (f"{SLOW}, by: quota", EMULATED, None),
+        (f"{LINK} factor: 0.5", REAL, "needs bandwidth_mib_s with factor, or delay_ms"),
+        (f"{LINK} factor: 0.5", EMULATED, None),
+        (f"{LINK} factor: 1", REAL, None),
+        (f"{LINK} factor: 0.5, bandwidth_mib_s: 100", REAL, None),
+        (f"{LINK} factor: 0.5, bandwidth_mib_s: 100", EMULATED, "needs factor, and nothing else"),
+        (f"{LINK} delay_ms: 20", REAL, None),
+        (f"{LINK} delay_ms: 20", EMULATED, "needs factor, and nothing else"),
+        (f"{LINK} delay_ms: 20", NCCL, "needs --distributed-backend gloo"),
+    ],
+)
+def test_slow_faults_fit_the_job(
+    tmp_path: Path, row: str, job: dict[str, bool], said: str | None
+) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text(f"- {{at_step: 1, {row}}}")
+    config = FaultsConfig(faults=str(path))
+    if said is None:
+        assert len(config.read(world_size=4, **job)) == 1
+    else:
+        with pytest.raises(UserError, match=f"entry 0: slow.*{said}"):
+            config.read(world_size=4, **job)

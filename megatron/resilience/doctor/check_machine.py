@@ -16,7 +16,13 @@ LEAST_OPEN_FILES = 4096
 
 def check_machine(machine: MachineFacts) -> list[Finding]:
     """What the host has, or what a control group leaves of it, whichever is less."""
-    return [_cores(machine), _memory(machine), _shm(machine), _open_files(machine)]
+    return [
+        _cores(machine),
+        _memory(machine),
+        _shm(machine),
+        _open_files(machine),
+        _slow_faults(machine),
+    ]
 
 
 def _cores(machine: MachineFacts) -> Finding:
@@ -60,6 +66,13 @@ def _open_files(machine: MachineFacts) -> Finding:
     if hard is None or hard >= LEAST_OPEN_FILES:
         return warn("open files", str(soft), f"ulimit -n {LEAST_OPEN_FILES}")
     return warn("open files", f"{soft} (hard limit {hard})", "raise nofile in limits.conf")
+
+
+def _slow_faults(machine: MachineFacts) -> Finding:
+    """What a test of slow devices uses here; a job does without."""
+    if machine.no_quota is None:
+        return info("slow faults", "by quotas of CPU time")
+    return info("slow faults", f"by competing load: {machine.no_quota}")
 
 
 def _gib(size_bytes: int) -> str:

@@ -85,6 +85,8 @@ class MachineFacts:
     cgroup_memory_bytes: int | None = None
     """None also when there is no limit."""
     cgroup_cores: float | None = None
+    no_quota: str | None = None
+    """Why a process cannot be made slow by a quota of CPU time; None: it can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Looks at what is installed: the part of the doctor that imports torch and Megatron.
 
-Promise: a broken installation becomes a fact, not a traceback. Nothing is changed on the machine.
+Promise: a broken installation becomes a fact, not a traceback. Nothing is left changed.
 """
 
 import contextlib

@@ -5,6 +5,8 @@ import resource
 from pathlib import Path
 
 from megatron.resilience.doctor.facts import MachineFacts
+from resihp_ext.brake.cpu_group import why_not
+from resihp_ext.brake.cpu_tree import find_cpu_tree
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -23,6 +25,7 @@ def gather_machine() -> MachineFacts:
         open_files_hard=None if hard == resource.RLIM_INFINITY else hard,
         cgroup_memory_bytes=cgroup_memory_bytes(CGROUP_ROOT, _own_cgroup()),
         cgroup_cores=cgroup_cores(CGROUP_ROOT, _own_cgroup()),
+        no_quota=why_not(find_cpu_tree(), os.getpid()),
     )
 
 

@@ -6,13 +6,23 @@ import argparse
 
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.executor import Executor
+<<<<<<< HEAD
 from megatron.resilience.executor.start import Planned
+=======
+from megatron.resilience.faults.config import JobFaults
+from megatron.resilience.faults.refusal import is_emulated
+>>>>>>> slowfaults
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.policy import policy_of
 from resihp_ext.control.worker_environment import WorkerEnvironment
+<<<<<<< HEAD
 from resihp_ext.faults.fault import Fault
 from resihp_ext.faults.lasting import lasting
+=======
+from resihp_ext.environment import RankEnvironment
+from resihp_ext.faults.fault import LASTING
+>>>>>>> slowfaults
 
 
 def begin_emulation(
@@ -21,19 +31,20 @@ def begin_emulation(
     layout: Planned,
     agent: WorkerEnvironment | None,
     args: argparse.Namespace,
-) -> tuple[Fault, ...]:
+) -> JobFaults:
     """Slows this rank down if devices are emulated.
 
     Args:
         args: Megatron's arguments.
 
     Returns:
-        The faults that strike for real.
+        The job's faults.
 
     Raises:
         UserError: a file that cannot be used.
     """
     scene = settings.emulation.read()
+<<<<<<< HEAD
     rank = layout.rank
     faults = settings.faults.read(rank.world_size, emulated=scene is not None)
     slow = lasting(faults)
@@ -48,5 +59,21 @@ def begin_emulation(
                 policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
                 step=lambda: int(current_args().curr_iteration) + 1,
             )
+=======
+    tagged = args.distributed_backend == "gloo"
+    faults = settings.faults.read(rank.world_size, emulated=scene is not None, tagged=tagged)
+    if scene is None:
+        return JobFaults(real=faults, tagged=tagged)
+    slow = [one for one in faults if one.kind in LASTING and is_emulated(one)]
+    executor.emulate(
+        Pacer(
+            scene,
+            rank=rank.rank,
+            node="" if agent is None else agent.node,
+            seq_length=args.seq_length,
+            faults=slow,
+            step=lambda: int(current_args().curr_iteration) + 1,
+>>>>>>> slowfaults
         )
-    return tuple(one for one in faults if one not in slow)
+    )
+    return JobFaults(real=tuple(one for one in faults if one not in slow), emulated=slow)

@@ -25,6 +25,7 @@ from megatron.resilience.executor.optimizer import (
     groups_of,
     kinds_of,
 )
+from megatron.resilience.executor.outbox import Holds
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.player import Pass, Player
 from megatron.resilience.executor.replay import History
@@ -317,6 +318,10 @@ class Executor:
     def emulate(self, pacer: Pacer) -> None:
         """From now on this rank is as slow as an emulated device."""
         self._player.pacer = pacer
+
+    def hold_messages(self, hold: Holds) -> None:
+        """From now on messages over slow links are held back."""
+        self._player.holds = hold
 
     def figures(self) -> dict[str, Any]:
         """What this rank has sent and, if it was emulated, how well."""

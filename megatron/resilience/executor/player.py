@@ -13,6 +13,7 @@ from megatron.core.utils import get_model_config
 
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.groups import GroupPool
+from megatron.resilience.executor.outbox import Holds
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Look, Step
 from megatron.resilience.executor.wire import Boundary, Traffic, Wire
@@ -63,6 +64,8 @@ class Player:
         self._device = device
         self.pacer: Pacer | None = None
         """Of an emulated device."""
+        self.holds: Holds | None = None
+        """Of slow links."""
         self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
 
     def forget(self) -> None:
@@ -112,6 +115,7 @@ class Player:
                 sequence_parallel=config.sequence_parallel,
                 traffic=self._traffic,
                 stamps=self.pacer,
+                holds=self.holds,
             ),
             boundary=self._boundary(config, work),
             models=models,

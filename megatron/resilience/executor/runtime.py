@@ -68,6 +68,12 @@ class Step:
 
     def run(self, actions: Sequence[Action]) -> None:
         """Executes the actions of this rank up to SYNC."""
+        try:
+            self._run(actions)
+        finally:
+            self.wire.close()
+
+    def _run(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if action.kind is Kind.SYNC:
                 break
@@ -79,7 +85,7 @@ class Step:
         self.clock.begin(Kind.SYNC)
         with self.clock.waiting():
             self.look("send", waiting=True)
-            self.wire.finish()
+            self.wire.finish(lambda: self.look("send", waiting=True))
 
     def _paced(self, action: Action) -> AbstractContextManager[None]:
         if self.pacer is None or action.kind not in COMPUTE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.resilience.executor.groups import GroupPool
+from megatron.resilience.executor.outbox import Holds, Outbox
 from megatron.resilience.executor.place import Seat
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.boundary import pieces, share
@@ -62,7 +64,9 @@ class Wire:
     """Whether this rank's activations hold just its share of the rows."""
     traffic: Traffic = field(default_factory=Traffic)
     stamps: Stamps | None = None
+    holds: Holds | None = None
     _pending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+    _outbox: Outbox | None = None
 
     def __post_init__(self) -> None:
         self._node = {device.rank: device.node for device in self.plan.devices}
@@ -82,8 +86,7 @@ class Wire:
                 continue
             rows = tensor.detach()[piece.low - first : piece.high - first].contiguous()
             peer = peers[piece.receiver]
-            work = dist.isend(rows, self._number(peer), tag=_tag(action, mine))
-            self._pending.append((work, rows))
+            self._post(rows, peer, _tag(action, mine))
             if self.stamps is not None:
                 self._pending.append(self.stamps.sent(self._number(peer), _tag(action, mine)))
             size = rows.numel() * rows.element_size()
@@ -114,11 +117,32 @@ class Wire:
             return mine
         return self._gathered(mine, at)
 
-    def finish(self) -> None:
-        """Waits until everything that was sent has left."""
+    def finish(self, look: Callable[[], object] = bool) -> None:
+        """Waits until everything that was sent has left.
+
+        Args:
+            look: Called from time to time while messages are held back; may raise.
+        """
+        if self._outbox is not None:
+            self._pending += self._outbox.finish(look)
         for work, _ in self._pending:
             work.wait()
         self._pending.clear()
+
+    def close(self) -> None:
+        """Forgets what is still held back, if the pass was broken off."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _post(self, rows: torch.Tensor, peer: int, tag: int) -> None:
+        hold = None if self.holds is None else self.holds(peer)
+        if hold is None:
+            work = dist.isend(rows, self._number(peer), tag=tag)
+            self._pending.append((work, rows))
+            return
+        if self._outbox is None:
+            self._outbox = Outbox()
+        self._outbox.put(rows, self._number(peer), tag, hold)
 
     def _number(self, rank: int) -> int:
         return self.pool.world.number(rank)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from megatron.resilience.faults.acts import carry_out
 from megatron.resilience.faults.claims import claim, was_done
-from megatron.resilience.faults.config import refusal
+from megatron.resilience.faults.config import JobFaults
 from megatron.resilience.faults.dropped import Inbox
 from megatron.resilience.faults.processes import ancestors
+from megatron.resilience.faults.slowing import Brakes, Slowing
 from resihp_ext.errors import UserError
-from resihp_ext.faults.fault import Fault, Kind
+from resihp_ext.faults.fault import LASTING, Fault, Kind
 from resihp_ext.faults.read import read_faults
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,13 @@ class Injector:
 
     def __init__(
         self,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[Fault] | JobFaults = (),
         *,
         rank: int,
         node: str,
         folder: Path,
         agent_pid: int | None = None,
+        brakes: Brakes | None = None,
     ) -> None:
         """Keeps those of ``faults`` that hit this rank and have not struck yet.
 
@@ -41,6 +43,7 @@ class Injector:
             faults: All of the job's, in the order of its file.
             folder: ``--resilience-dir``; ``faults/`` in it is created.
             agent_pid: The launcher of this node.
+            brakes: What makes this rank slow; those of a CPU unless given.
 
         Raises:
             UserError: the folder cannot be written or is of another list of faults; or a fault
@@ -56,8 +59,16 @@ class Injector:
             ) from error
         self._inbox = Inbox(self._folder)
         self._waiting: dict[str, Fault] = {}
+        told = faults if isinstance(faults, JobFaults) else JobFaults(real=tuple(faults))
+        self.slowing = Slowing(
+            rank=rank,
+            node=node,
+            folder=folder,
+            brakes=brakes or Brakes(launcher_pid=agent_pid or os.getpid(), rank=rank),
+            faults=told,
+        )
         self._step = -1
-        for number, fault in enumerate(faults):
+        for number, fault in enumerate(told.real):
             self._await(f"{number:03d}", fault)
         self._first_due = self._earliest()
 
@@ -75,18 +86,28 @@ class Injector:
         if step != self._step:
             self._step = step
             self._look_for_dropped()
+            self.slowing.at(step)
         if step >= self._first_due:
             self._strike_due(phase, step, micro_batch)
 
+    def close(self) -> None:
+        """Nothing strikes any more, and this rank is let go; for when it leaves the job."""
+        self._waiting.clear()
+        self.slowing.close()
+
     def _await(self, name: str, fault: Fault) -> None:
-        if was_done(self._folder, name, fault) or not fault.hits(self._rank, self._node):
+        done, problem = was_done(self._folder, name, fault), None
+        lasts = fault.kind in LASTING
+        if (done and not lasts) or not fault.hits(self._rank, self._node):
             return
-        problem = refusal(fault)
-        if fault.kind is Kind.NODE and self._agent_pid not in ancestors(os.getpid()):
+        if lasts:
+            problem = self.slowing.add(name, fault)
+        elif fault.kind is Kind.NODE and self._agent_pid not in ancestors(os.getpid()):
             problem = "kind node: this process was not started by resihp-run, so has no node to end"
         if problem is not None:
             raise UserError(f"fault {name}: {problem}")
-        self._waiting[name] = fault
+        if not lasts:
+            self._waiting[name] = fault
 
     def _earliest(self) -> int:
         return min((fault.at_step for fault in self._waiting.values()), default=_NEVER)

@@ -77,18 +77,29 @@ def read_workers(folder: Path) -> dict[int, Worker]:
     Raises:
         UserError: there are none, or a file is damaged.
     """
-    found = {}
-    for path in sorted((folder / "workers").glob("*.json")):
-        try:
-            worker = msgspec.json.decode(path.read_bytes(), type=Worker)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise UserError(f"{path}: {error}") from error
-        found[worker.rank] = worker
+    paths = sorted((folder / "workers").glob("*.json"))
+    found = {worker.rank: worker for worker in map(_read, paths)}
     if not found:
         raise UserError(
             f"{folder}: no workers/RANK.json; give the --resilience-dir of a job that runs"
         )
     return found
+
+
+def node_of(folder: Path, rank: int) -> str:
+    """Name of the node on which a rank runs, or ran last.
+
+    Raises:
+        UserError: it has not been written down.
+    """
+    return _read(folder / "workers" / f"{rank}.json").node
+
+
+def _read(path: Path) -> Worker:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Worker)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def is_alive(worker: Worker) -> bool:

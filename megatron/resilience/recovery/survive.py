@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from megatron.resilience.checkpoint.verify import Level
+from megatron.resilience.device.co_kernel import CoKernel
 from megatron.resilience.executor.executor import Executor
 from megatron.resilience.executor.modules import ModuleFactory
+from megatron.resilience.faults.config import JobFaults
 from megatron.resilience.faults.inject import Injector
 from megatron.resilience.faults.register import register
+from megatron.resilience.faults.slowing import Brakes
 from megatron.resilience.patches.registry import PatchSet
 from megatron.resilience.recovery.abort import Abort
 from megatron.resilience.recovery.birth import guarded_birth
@@ -35,7 +38,6 @@ from resihp_ext.detector.timed import RankStep
 from resihp_ext.environment import RankEnvironment
 from resihp_ext.errors import EXIT_OK, EXIT_REQUEUE
 from resihp_ext.events import EventLog
-from resihp_ext.faults.fault import Fault
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Surroundings:
     folder: Path
     """``--resilience-dir``."""
     events: EventLog | None
-    faults: tuple[Fault, ...]
+    faults: JobFaults
     config: RecoveryConfig
     describe: Callable[[], str]
     """JSON of what the coordinator needs to plan."""
@@ -139,12 +141,20 @@ class Survivor:
             incarnation=agent.incarnation,
             agent_pid=agent.agent_pid,
         )
-        injector = Injector(
+        gpu = self._executor.device if self._executor.device.type == "cuda" else None
+        self._injector = injector = Injector(
             around.faults,
             rank=self._rank,
             node=agent.node,
             folder=around.folder,
             agent_pid=agent.agent_pid,
+            brakes=Brakes(
+                launcher_pid=agent.agent_pid or os.getpid(),
+                rank=self._rank,
+                place=around.rank.local_rank,
+                threads=torch.get_num_threads(),
+                kernel=None if gpu is None else lambda: CoKernel(gpu),
+            ),
         )
         pace = self._pace
 
@@ -152,6 +162,8 @@ class Survivor:
             injector.at(_PHASES.get(phase, phase), pace.step, micro_batch)
 
         self.recovery.strike = strike
+        if around.faults.emulated is None:
+            self._executor.hold_messages(injector.slowing.link_hold)
 
     def _before_training(self, scheduler: Any) -> None:
         """Megatron's training loop is about to begin, in a newcomer not at its first step."""
@@ -193,7 +205,8 @@ class Survivor:
         self.close()
 
     def close(self) -> None:
-        """Ends the link."""
+        """Ends the link, and faults that last."""
+        self._injector.close()
         self._link.close()
 
 
