@@ -141,6 +141,11 @@ class Detector:
         """The usual own time of each rank's device over the common prediction."""
         return self._devices.bias
 
+    def speeds(self) -> dict[int, float]:
+        """Throughput of the devices that are known to be slow, by rank: 0.5 is twice as slow."""
+        known = self._devices.known
+        return {self.slots.ranks[i]: float(1 / known[i]) for i in np.flatnonzero(known > 1)}
+
     def confirm(
         self, p: Mapping[int, float], links: Mapping[tuple[int, int], float] | None = None
     ) -> None:
