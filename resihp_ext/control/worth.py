@@ -21,15 +21,14 @@ from resihp_ext.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """Plans for slow devices (--resilience-detect act)."""
+    """Plans for slow devices."""
 
-    after_steps: int = 2
+    after_steps: int = 3
     """Steps for which the speeds of all devices must have been the same, before a plan for them is
     run."""
 
-    least_gain: float = 0.05
-    """Part of the time of a step that another plan must save: less is within a prediction's
-    error."""
+    least_speedup_ratio: float = 1.05
+    """Another plan must be this many times as fast: less is within a prediction's error."""
 
     transition_s: float = 5.0
     """What a change of plans is taken to cost in seconds, until this job has made one."""
@@ -47,8 +46,11 @@ class Terms:
                 f"--resilience-act-after-steps {self.after_steps} and --resilience-act-cool-down-"
                 f"steps {self.cool_down_steps}: give 0 or a number of steps"
             )
-        if not 0 <= self.least_gain < 1:
-            raise UserError(f"--resilience-act-least-gain is {self.least_gain}; give a part of 1")
+        if not 1 <= self.least_speedup_ratio < math.inf:
+            raise UserError(
+                f"--resilience-act-least-speedup-ratio is {self.least_speedup_ratio}; give 1 or "
+                "more"
+            )
         if not 0 < self.transition_s < math.inf:
             raise UserError(
                 f"--resilience-act-transition-s is {self.transition_s}; give seconds above 0"
@@ -110,7 +112,8 @@ class Weighed:
 
 def weigh(case: Case, terms: Terms) -> Weighed:
     """Decides after a step."""
-    gain = 1 - case.then_s / case.now_s if case.now_s > 0 else 0.0
+    known = case.now_s > 0 and case.then_s > 0
+    gain = 1 - case.then_s / case.now_s if known else 0.0
     cost_s = median(case.costs_s) if case.costs_s else terms.transition_s
     gain_s = gain * case.observed_s
     lost_s = max(0.0, gain_s * (case.step - case.since_step + 1))
@@ -123,9 +126,9 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     if not case.observed_s > 0 or math.isinf(case.observed_s):
         return Verdict.WAIT, "no step was measured yet"
-    if gain <= 0 or gain < terms.least_gain:
-        least = f"less than {terms.least_gain:.1%}"
-        return Verdict.NO, f"another plan saves {max(0.0, gain):.1%} of a step, {least}"
+    if gain <= 0 or 1 / (1 - gain) < terms.least_speedup_ratio:
+        wanted = f"{terms.least_speedup_ratio:g} times as fast is wanted"
+        return Verdict.NO, f"another plan saves {max(0.0, gain):.1%} of a step; {wanted}"
     saves = f"saves {gain_s:.3g} s a step ({gain:.1%}) and costs {cost_s:.3g} s"
     left = case.last_step - case.step
     if case.last_step and left * gain_s < cost_s:
@@ -135,10 +138,7 @@ def _verdict(
         return Verdict.WAIT, f"another plan {saves}; the speeds are watched for {young} more steps"
     cooling = case.changed_step + terms.cool_down_steps - case.step
     if cooling > 0:
-        return (
-            Verdict.WAIT,
-            f"another plan {saves}; the last change is to be {cooling} more steps ago",
-        )
+        return Verdict.WAIT, f"another plan {saves}; not before {cooling} more steps have run"
     if lost_s >= cost_s:
         return Verdict.ACT, f"{saves}; {lost_s:.3g} s were lost since step {case.since_step}"
     if case.last_step and terms.at_once_ratio and left * gain_s >= terms.at_once_ratio * cost_s:
