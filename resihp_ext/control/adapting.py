@@ -64,7 +64,7 @@ def planned(
     job: Job, request: str, plan: str | None, version: int, now_s: float, then_s: float
 ) -> list[Action]:
     """The planner's answer; one that is out of date is none."""
-    if plan is not None and request == job.speeds.asked:
+    if plan is not None and request == job.speeds.asked and job.phase is Phase.RUNNING:
         job.speeds.better = Better(plan=plan, version=version, now_s=now_s, then_s=then_s)
     return []
 
