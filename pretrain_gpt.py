@@ -4,7 +4,7 @@
 
 All Megatron flags pass through. ``--help`` lists them, ours under "Resilience", "Packed sequences",
 "Layout", "Device", "Initial weights", "Checkpoint safety", "Faults on purpose", "Emulation",
-"Timing" and "Recovery".
+"Timing", "Plans for slow devices" and "Recovery".
 """
 
 import time

@@ -41,6 +41,11 @@ class Event(StrEnum):
     TRANSITION = "transition"
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
     ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""
+    WEIGHED = "weighed"
+    """With ``--resilience-detect act``: whether another plan for slow devices is worth the change;
+    ``verdict`` (``act``, ``wait``, ``no``), ``why``, ``gain`` (part of a step), ``lost_s`` (for
+    want of it, so far), ``cost_s`` (of the change). When the verdict is another one, and every 50
+    steps; written by the lowest member."""
     JOB_END = "job_end"
     """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
     what this rank has sent over stage boundaries in all."""

@@ -268,7 +268,7 @@ class Job:
                 config=self.settings.recovery,
                 faults=faults,
                 detect=self.settings.timing.detect != "off",
-                describe=lambda: brief(self.args, layout, self.device),
+                describe=lambda: brief(self.args, layout, self.device, self.settings),
                 also=driver if len(plans) > 1 else None,
                 level=self.settings.checkpoint.verify_checkpoint,
                 initialise=functools.partial(

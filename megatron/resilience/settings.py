@@ -15,6 +15,7 @@ from megatron.resilience.faults.config import FaultsConfig
 from megatron.resilience.model.config import InitialWeightsConfig
 from megatron.resilience.recovery.config import RecoveryConfig
 from megatron.resilience.timing.config import TimingConfig
+from resihp_ext.control.worth import Terms
 from resihp_ext.flags import add_flags, from_namespace
 
 
@@ -45,6 +46,7 @@ class Settings:
     emulation: EmulationConfig
     recovery: RecoveryConfig
     timing: TimingConfig
+    act: Terms
     device: DeviceConfig
     data: DataConfig
     initial_weights: InitialWeightsConfig
@@ -71,6 +73,7 @@ GROUPS: dict[str, tuple[type, str]] = {
     "emulation": (EmulationConfig, "resilience-"),
     "recovery": (RecoveryConfig, "resilience-"),
     "timing": (TimingConfig, "resilience-"),
+    "act": (Terms, "resilience-act-"),
     "device": (DeviceConfig, ""),
     "data": (DataConfig, ""),
     "initial_weights": (InitialWeightsConfig, ""),

@@ -31,13 +31,15 @@ class NeedPlan:
     """Ask the planner; its answer is for ``Membership.planned``."""
 
     request: str
-    devices: tuple[tuple[int, int, bool], ...]
-    """Of every place of the job: rank, number of the node, whether it may be used."""
+    devices: tuple[tuple[int, int, float], ...]
+    """Of every place of the job: rank, number of the node, throughput; 0 may not be used."""
     problem: str
     plan: str
     """What ran until now."""
     version: int = 0
     """Of the new plan: no plan of this job has had it."""
+    patient: bool = False
+    """Whether other questions come first: members train meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Changes without a fault: newcomers are taken in, drained nodes left out, one change at a time.
+"""Changes without a fault: newcomers are taken in, drained nodes left out, one change at a time;
+what slow devices ask for comes through here, too.
 
 Members take up a proposal some steps after all of them have been found to know it. Until the
 coordinator hears of that, it may take the proposal back; if it was too late, all are gathered.
@@ -40,6 +41,7 @@ def run(job: Job, plan: KnownPlan | None) -> list[Action]:
         job.slots.of[rank].state = State.AWAY
     job.released -= set(job.members)
     job.kept, job.retry_s = frozenset(), 0.0
+    job.speeds.ran(plan.text if plan else "")
     usable = [rank for rank in job.members if not job.is_drained(rank)]
     return [*replace(job), *propose(job), Prepare(job.question("ahead", usable))]
 
@@ -55,6 +57,7 @@ def adopted(job: Job, message: say.Adopted) -> list[Action]:
     if slot.state is State.ENTERING and job.phase is Phase.CHANGING:
         slot.state = State.MEMBER
     job.adopted.add(message.rank)
+    job.speeds.taking_s = max(job.speeds.taking_s, message.took_s)
     if job.phase is Phase.CHANGING and proposal is not None:
         # Nobody gets there before all others have the new state.
         proposal.due_s = proposal.due_s or job.now_s + job.rules.adopt_s

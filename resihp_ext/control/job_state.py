@@ -25,6 +25,7 @@ from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
 from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.control.slowness import Slowness
+from resihp_ext.control.speeds import Speeds
 from resihp_ext.control.tally import Tally
 from resihp_ext.errors import EXIT_OK
 
@@ -235,6 +236,7 @@ class Job:
     retry_s: float = 0.0
     """Before this nothing is proposed."""
     slowness: Slowness = field(default_factory=Slowness)
+    speeds: Speeds = field(default_factory=Speeds)
 
     def connected(self) -> tuple[int, ...]:
         """Ranks without which the others cannot go on."""
@@ -259,11 +261,11 @@ class Job:
             return ()
         return tuple(rank for rank in self.members if rank not in self.plan.ranks)
 
-    def speeds(self) -> dict[int, float]:
+    def throughput(self) -> dict[int, float]:
         """Throughput of the members' devices: 1.0 healthy, 0.5 twice as slow; the lower one of what
         the plan reckons with and what is measured."""
         planned = dict(self.plan.p) if self.plan is not None else {}
-        found = self.slowness.speeds
+        found = self.slowness.speeds()
         return {
             rank: min(planned[rank], found.get(rank, 1.0))
             for rank in self.members
@@ -285,23 +287,24 @@ class Job:
             )
         )
 
-    def need(self, request: str, usable: Iterable[int]) -> NeedPlan:
+    def need(self, request: str, usable: Iterable[int], *, patient: bool = False) -> NeedPlan:
         """Asks for a plan that uses some ranks."""
         self.version += 1
-        return self.question(request, usable)
+        return self.question(request, usable, patient=patient)
 
-    def question(self, request: str, usable: Iterable[int]) -> NeedPlan:
+    def question(self, request: str, usable: Iterable[int], *, patient: bool = False) -> NeedPlan:
         """What :meth:`need` asks."""
-        allowed, numbers = set(usable), self.slots.numbers()
+        allowed, numbers, p_of = set(usable), self.slots.numbers(), self.speeds.used()
         return NeedPlan(
             request=request,
             devices=tuple(
-                (rank, numbers[slot.node], rank in allowed)
+                (rank, numbers[slot.node], p_of.get(rank, 1.0) if rank in allowed else 0.0)
                 for rank, slot in sorted(self.slots.of.items())
             ),
             problem=self.problem,
             plan=self.plan.text if self.plan else "",
             version=self.version,
+            patient=patient,
         )
 
 

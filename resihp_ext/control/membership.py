@@ -5,6 +5,7 @@ The state is plain data (:mod:`~resihp_ext.control.job_state`); the rules change
 * :mod:`~resihp_ext.control.losses`: processes and nodes that are gone, and deadlines;
 * :mod:`~resihp_ext.control.gathering`: an epoch, from the loss to the next plan;
 * :mod:`~resihp_ext.control.changes`: newcomers and drained nodes;
+* :mod:`~resihp_ext.control.adapting`: devices that are slow, or fast again;
 * :mod:`~resihp_ext.control.ending`: the end.
 
 Imports neither torch nor Megatron.
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from resihp_ext.control import changes, gathering, losses
+from resihp_ext.control import adapting, changes, gathering, losses
 from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, Say, ToNode
 from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
@@ -68,6 +69,7 @@ class Membership:
             slots.add(hello.node, hello.ranks, State.STARTING)
             return []
         ranks = slots.new_ranks(hello.node, hello.slots)
+        job.slowness.forget(ranks)
         slots.add(hello.node, ranks, State.PREPARING)
         job.kept = frozenset()
         return [ToNode(hello.node, say.Assigned(ranks=ranks))]
@@ -89,8 +91,21 @@ class Membership:
         handler = _HANDLERS.get(type(message))
         return [] if handler is None else handler(job, message)
 
-    def planned(self, request: str, plan: str | None, why: str, version: int = 0) -> list[Action]:
-        """The planner's answer; ``why`` says what speaks against any plan."""
+    def planned(
+        self,
+        request: str,
+        plan: str | None,
+        why: str,
+        version: int = 0,
+        now_s: float = 0.0,
+        then_s: float = 0.0,
+    ) -> list[Action]:
+        """The planner's answer; ``why`` says what speaks against any plan.
+
+        Args:
+            now_s: Seconds of a step under the plan that runs, if it can still run.
+            then_s: The same under the new one.
+        """
         job = self.job
         job.version = max(job.version, version)
         found = None if plan is None else KnownPlan.of(plan, version)
@@ -98,7 +113,7 @@ class Membership:
             return gathering.planned(job, found, why)
         if job.proposal is not None and request == f"proposal {job.proposal.number}":
             return changes.planned(job, found, why)
-        return []  # the question is out of date
+        return adapting.planned(job, request, plan, version, now_s, then_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """What the passing of time brings."""
@@ -142,7 +157,7 @@ class Membership:
             "recovered": [asdict(one) for one in job.recovered],
             "recovery_times": asdict(job.recovery_times),
             "restarts": job.restarts,
-            "speeds": {str(rank): p for rank, p in job.speeds().items()},
+            "speeds": {str(rank): p for rank, p in job.throughput().items()},
             "suspected": dict(job.slowness.suspected),
             "nodes": {
                 node.name: {
@@ -182,6 +197,7 @@ def _described(job: Job, message: say.Described) -> list[Action]:
     if job.phase is Phase.STARTING:
         job.problem, job.plan = message.problem, KnownPlan.of(message.plan)
         job.version = max(job.version, job.plan.version)
+        job.speeds.described(message.problem)
     return []
 
 
@@ -206,7 +222,10 @@ def _timed(job: Job, message: say.Timed) -> list[Action]:
     def nodes() -> dict[int, str]:
         return {rank: slot.node for rank, slot in job.slots.of.items()}
 
-    return [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
+    before = job.slowness.report
+    said = [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
+    report = job.slowness.report
+    return said if report is None or report is before else [*said, *adapting.judged(job, report)]
 
 
 _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {

@@ -121,6 +121,8 @@ class Adopted(Message, frozen=True, kw_only=True, tag="adopted"):
     rank: Rank
     epoch: Count
     version: Count
+    took_s: Annotated[float, Meta(ge=0)] = 0.0
+    """The change to it, in this worker."""
 
 
 class Agreed(Message, frozen=True, kw_only=True, tag="agreed"):
@@ -208,6 +210,20 @@ class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A proposal is void, unless all have agreed to it already."""
 
     number: Count
+
+
+class Weighed(Message, frozen=True, kw_only=True, tag="weighed"):
+    """Whether another plan for slow devices is worth the change: for the job's events."""
+
+    step: Count
+    verdict: Name
+    why: Line
+    gain: float
+    """Part of a step's time that the plan saves."""
+    lost_s: float
+    """For want of it."""
+    cost_s: float
+    """Of the change."""
 
 
 class Enter(Message, frozen=True, kw_only=True, tag="enter"):
@@ -345,6 +361,7 @@ AnyMessage = (
     | Go
     | Propose
     | Withdraw
+    | Weighed
     | Enter
     | Stop
     | NodeHello

@@ -30,9 +30,10 @@ from resihp_ext.control.planning import Planned, plan_for, with_version
 
 logger = logging.getLogger(__name__)
 
-Answer = tuple[str | None, str, int]
-"""JSON of a plan or None; what speaks against any, or for this one; the plan's version."""
-Key = tuple[tuple[tuple[int, int, bool], ...], str, str]
+Answer = tuple[str | None, str, int, float, float]
+"""JSON of a plan or None; what speaks against any, or for this one; the plan's version; seconds of
+a step under the present plan, and under this one."""
+Key = tuple[tuple[tuple[int, int, float], ...], str, str]
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -147,7 +148,7 @@ class PlannerProcess:
         with self._changed:
             if not (self._urgent or self._ahead or self._closed) and self._process is not None:
                 self._changed.wait()
-            urgent = self._urgent.popleft() if self._urgent else None
+            urgent = self._next_urgent()
             ahead = self._ahead.popleft() if urgent is None and self._ahead else None
             self._outdated = False
             self._hush()
@@ -157,6 +158,14 @@ class PlannerProcess:
             self._think_ahead(ahead)
         elif self._process is None and not self._closed:
             self._try_to_start()
+
+    def _next_urgent(self) -> tuple[NeedPlan, Future[Answer]] | None:
+        """With the lock: the oldest question for whose answer members wait, else the oldest."""
+        waited = (one for one in self._urgent if not one[0].patient)
+        found = next(waited, self._urgent[0] if self._urgent else None)
+        if found is not None:
+            self._urgent.remove(found)
+        return found
 
     def _hush(self) -> None:
         while self._bell_out.poll():
@@ -173,17 +182,24 @@ class PlannerProcess:
                     self._changed.wait()
 
     def _answer(self, need: NeedPlan, future: Future[Answer]) -> None:
-        if not future.set_running_or_notify_cancel():
+        if not (future.running() or future.set_running_or_notify_cancel()):
             return
         known = self._known.get(_key(need))
         planned = with_version(known, need.version) if known else self._computed(need)
-        future.set_result(_answer(planned))
+        if planned is not None:
+            future.set_result(_answer(planned))
+            return
+        with self._changed:
+            self._urgent.append((need, future))
 
-    def _computed(self, need: NeedPlan) -> Planned:
+    def _computed(self, need: NeedPlan) -> Planned | None:
+        """None: another question comes first."""
         until_s = time.monotonic() + self.limits.plan_s
         for _ in range(2):
             try:
-                planned = self._ask(need, until_s, urgent=True)
+                planned = self._ask(need, until_s, urgent=not need.patient)
+                if need.patient and planned is None and self._urgent:
+                    return None
                 if planned is not None:
                     with self._changed:
                         self._remember(need, planned)
@@ -319,7 +335,7 @@ def what_may_happen(need: NeedPlan) -> Iterator[NeedPlan]:
     changes += [set(gone)] if len(gone) > 1 else []
     for changed in changes:
         devices = tuple(
-            (rank, node, able != (rank in changed)) for rank, node, able in need.devices
+            (rank, node, float(not p) if rank in changed else p) for rank, node, p in need.devices
         )
         if any(able for _, _, able in devices):
             yield replace(need, devices=devices)
@@ -342,4 +358,5 @@ def _key(need: NeedPlan) -> Key:
 
 
 def _answer(planned: Planned) -> Answer:
-    return planned.plan, planned.why or planned.reason, planned.version
+    why = planned.why or planned.reason
+    return planned.plan, why, planned.version, planned.now_s, planned.then_s

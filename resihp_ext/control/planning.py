@@ -13,8 +13,10 @@ from itertools import pairwise
 from typing import Any, Self
 
 from resihp_ext.control.actions import NeedPlan
+from resihp_ext.control.worth import Terms
 from resihp_ext.cost.cluster import Cluster
 from resihp_ext.cost.cost_model import CostModel, of_profile, preset
+from resihp_ext.cost.emulated import Emulated
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import ModelShape
 from resihp_ext.cost.presets import FIGURES
@@ -23,6 +25,7 @@ from resihp_ext.errors import ResiHPError, UserError
 from resihp_ext.plan.plan import Device, Instance, Plan, Replica, Stage
 from resihp_ext.scheduler.decide import decide
 from resihp_ext.scheduler.options import Options
+from resihp_ext.scheduler.predict import Predictor
 from resihp_ext.scheduler.problem import Problem
 
 
@@ -41,6 +44,12 @@ class Brief:
     profile: str = ""
     """Or the text of a file that ``resihp profile`` has written."""
     options: Options = field(default_factory=Options)
+    emulated: ModelShape | None = None
+    """The large model that this one stands for, where devices are emulated: it gives the times."""
+    act: Terms | None = None
+    """When plans for slow devices are run; None: never."""
+    last_step: int = 0
+    """With which the job ends; 0: not known."""
 
     def __post_init__(self) -> None:
         if bool(self.hardware) == bool(self.profile):
@@ -66,7 +75,10 @@ class Brief:
         """
         if self.profile:
             return of_profile(parse_profile(self.profile, "of the job"))
-        return preset(self.hardware)
+        found = preset(self.hardware)
+        if self.emulated is None:
+            return found
+        return replace(found, layers=Emulated(large=self.emulated, layers=found.layers))
 
     def to_json(self) -> str:
         """JSON with sorted keys."""
@@ -79,6 +91,9 @@ class Brief:
                 "hardware": self.hardware,
                 "profile": self.profile,
                 "options": asdict(self.options),
+                "emulated": None if self.emulated is None else asdict(self.emulated),
+                "act": None if self.act is None else asdict(self.act),
+                "last_step": self.last_step,
             },
             sort_keys=True,
         )
@@ -113,6 +128,9 @@ def _parts(found: Mapping[str, Any]) -> dict[str, Any]:
         "hardware": str(found.get("hardware", "")),
         "profile": str(found.get("profile", "")),
         "options": Options(**found.get("options", {})),
+        "emulated": ModelShape(**emulated) if (emulated := found.get("emulated")) else None,
+        "act": Terms(**act) if (act := found.get("act")) else None,
+        "last_step": int(found.get("last_step", 0)),
     }
 
 
@@ -127,6 +145,10 @@ class Planned:
     version: int
     reason: str = ""
     """For people: why this plan."""
+    now_s: float = 0.0
+    """What a step of the present plan should take, as the devices are; 0 if it cannot run."""
+    then_s: float = 0.0
+    """What a step of this one should take."""
 
 
 def plan_for(need: NeedPlan, planner: str = "joint") -> Planned:
@@ -134,9 +156,7 @@ def plan_for(need: NeedPlan, planner: str = "joint") -> Planned:
     try:
         brief = _brief(need.problem)
         current = plain(Plan.from_json(need.plan))
-        devices = tuple(
-            Device(rank=rank, node=node, p=float(usable)) for rank, node, usable in need.devices
-        )
+        devices = tuple(Device(rank=rank, node=node, p=float(p)) for rank, node, p in need.devices)
         problem = Problem(
             cluster=Cluster(devices=devices, memory_bytes=brief.memory_bytes),
             shape=brief.shape,
@@ -151,7 +171,23 @@ def plan_for(need: NeedPlan, planner: str = "joint") -> Planned:
         plan = replace(decision.plan, version=need.version, devices=devices).validated()
     except ResiHPError as error:
         return Planned(plan=None, why=str(error), version=need.version)
-    return Planned(plan=plan.to_json(), why="", version=need.version, reason=decision.reason)
+    return Planned(
+        plan=plan.to_json(),
+        why="",
+        version=need.version,
+        reason=decision.reason,
+        now_s=_now_s(problem),
+        then_s=decision.iteration_s,
+    )
+
+
+def _now_s(problem: Problem) -> float:
+    """Seconds of a step if nothing changes, with the schedule that was made for other speeds."""
+    current = problem.current
+    if any(problem.p_of[rank] <= 0 for one in current.replicas for rank in one.ranks):
+        return 0.0
+    made_for = {device.rank: device.p for device in current.devices}
+    return Predictor(problem).predict(current, made_for).iteration_s
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from resihp_ext.control.actions import NeedPlan
 from resihp_ext.control.planning import plan_for
 
 
-def answer(need: NeedPlan) -> tuple[str | None, str, int]:
-    """The plan, what speaks against any, and its version."""
+def answer(need: NeedPlan) -> tuple[str | None, str, int, float, float]:
+    """The plan, what speaks against any, its version, seconds of a step as it is and with it."""
     found = plan_for(need)
-    return found.plan, found.why or found.reason, found.version
+    return found.plan, found.why or found.reason, found.version, found.now_s, found.then_s

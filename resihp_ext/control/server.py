@@ -53,7 +53,13 @@ class Rules(Protocol):
     def node_lost(self, node: str, cause: str, now_s: float) -> list[Action]: ...
     def handle(self, message: Message, node: str, now_s: float) -> list[Action]: ...
     def planned(
-        self, request: str, plan: str | None, why: str, version: int = 0
+        self,
+        request: str,
+        plan: str | None,
+        why: str,
+        version: int = 0,
+        now_s: float = 0.0,
+        then_s: float = 0.0,
     ) -> list[Action]: ...
     def stuck(self, cause: str) -> list[Action]: ...
     def tick(self, now_s: float) -> list[Action]: ...
@@ -62,8 +68,9 @@ class Rules(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-Planned = tuple[str | None, str, int]
-"""JSON of a plan or None; what speaks against any; the plan's version."""
+Planned = tuple[str | None, str, int] | tuple[str | None, str, int, float, float]
+"""JSON of a plan or None; what speaks against any; the plan's version; seconds of a step under the
+present plan, and under this one, where they are known."""
 Planner = Callable[[NeedPlan], "Future[Planned]"]
 
 
@@ -326,12 +333,12 @@ class CoordinatorServer:
     async def _plan(self, needed: NeedPlan) -> None:
         try:
             future = asyncio.wrap_future(self._planner(needed))
-            plan, why, version = await asyncio.wait_for(future, self.limits.plan_s)
+            answer: Planned = await asyncio.wait_for(future, self.limits.plan_s)
         except Exception as error:
             # A planner that fails is a case for the rules: they end the job, or go on without.
             logger.exception("planner failed")
-            plan, why, version = None, f"the planner failed: {error!r}", 0
-        self._act(self._membership.planned(needed.request, plan, why, version))
+            answer = None, f"the planner failed: {error!r}", 0, 0.0, 0.0
+        self._act(self._membership.planned(needed.request, *answer))
 
     # People
 

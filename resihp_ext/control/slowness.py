@@ -1,4 +1,4 @@
-"""Watches the times that ranks tell, and says who is slow; changes nothing.
+"""Watches the times that ranks tell, says who is slow, and knows how slow; changes nothing.
 
 Imports neither torch nor Megatron.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from resihp_ext.plan.plan import Plan
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Nodes = Callable[[], Mapping[int, str]]
+SLOW = 0.9
+"""A device with less than this part of its throughput is a slow one."""
 _STEPS_KEPT = 4
 """Of which not all ranks have told: news may get lost."""
 
@@ -35,12 +37,11 @@ class Slowness:
         """Of the plan."""
         self._told: dict[int, dict[int, RankStep]] = {}
         """By step and rank."""
+        self._aside: dict[int, float] = {}
+        """Throughput of slow devices that hold no stage of the plan, by rank."""
         self._failed = False
         self.report: Report | None = None
         """Of the latest step that was judged."""
-        self.speeds: dict[int, float] = {}
-        """What is left of the throughput of ranks that are suspected of being slow, and have not
-        recovered."""
         self.suspected: Counter[str] = Counter()
         """Reports so far, by kind of suspect."""
 
@@ -64,6 +65,26 @@ class Slowness:
             logger.exception("the detector failed")
             return [f"resihp: slow devices are not looked for any more: {error!r}"[:400]]
 
+    def speeds(self) -> dict[int, float]:
+        """Throughput of all devices that are known to be slow, in hundredths, by rank."""
+        found = {} if self._detector is None else self._detector.speeds()
+        return {
+            rank: max(0.01, round(p, 2)) for rank, p in sorted({**self._aside, **found}.items())
+        }
+
+    def confirmed(self, p: Mapping[int, float]) -> None:
+        """Takes what a validation has found: throughputs by rank, also of devices on standby."""
+        if self._detector is not None:
+            self._detector.confirm(p)
+        for rank in p.keys() - self._ranks:
+            self._aside.pop(rank, None)
+            if p[rank] < SLOW:
+                self._aside[rank] = p[rank]
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Other devices take the places of some ranks."""
+        self.confirmed(dict.fromkeys(ranks, 1.0))
+
     def _heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         plan = self._known(plan_text)
         if times.version != plan.version:
@@ -85,10 +106,6 @@ class Slowness:
         self.report = self._detector.observe(step, told)
         for suspect in self.report.suspects:
             self.suspected[suspect.kind] += 1
-            if suspect.kind != "link":
-                self.speeds |= dict.fromkeys(suspect.ranks, suspect.p)
-        for rank in self.report.recovered:
-            self.speeds.pop(rank, None)
         return report_lines(self.report, nodes(), plan=self._plan)
 
     def _known(self, text: str) -> Plan:
@@ -103,5 +120,13 @@ class Slowness:
             if self._detector is None:
                 self._detector = Detector(self._plan)
             else:
-                self._detector.adopt(self._plan)
+                self._adopt(self._detector, self._plan)
         return self._plan
+
+    def _adopt(self, detector: Detector, plan: Plan) -> None:
+        """Goes on with another plan: nothing is learned anew, and nobody is forgotten."""
+        known = {**self._aside, **detector.speeds()}
+        detector.adopt(plan)
+        back = {rank: p for rank, p in self._aside.items() if rank in self._ranks}
+        detector.confirm(back)
+        self._aside = {rank: p for rank, p in known.items() if rank not in self._ranks}

@@ -38,7 +38,15 @@ TO_SERVER: dict[str, tuple[type[Message], ...]] = {
 }
 """What a server takes from whom."""
 TO_CLIENT: dict[str, tuple[type[Message], ...]] = {
-    WORKER: (say.View, say.Go, say.Propose, say.Withdraw, say.Enter, say.Stop),
+    WORKER: (
+        say.View,
+        say.Go,
+        say.Propose,
+        say.Withdraw,
+        say.Weighed,
+        say.Enter,
+        say.Stop,
+    ),
     AGENT: (
         say.ForRanks,
         say.Lease,

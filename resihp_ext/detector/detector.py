@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class Detector:
         self.mtp = MicroBatchPredictor(hints)
         self._first: list[Sample] | None = []
         self._step = 0
+        self._unfamiliar = 0
+        """Steps of a new layout that are still learned from before they are judged."""
         self._lay_out(plan, program)
         self.itp = IterationPredictor(self.slots)
         self._devices = Watch(len(self.slots.ranks), self.config.device_over_ratio, self.config)
@@ -92,6 +95,7 @@ class Detector:
         self.itp.adopt(self.slots)
         self._devices = self._devices.carried([old.get(rank) for rank in self.slots.ranks])
         self._first = [] if self._first is not None else None
+        self._unfamiliar = self.config.confirm_steps
 
     @property
     def settled(self) -> bool:
@@ -121,6 +125,9 @@ class Detector:
             self._first.append(sample)
             self._settle()
             return Report(step=step, observed_s=np.nan, predicted_s=np.nan, ratio=np.nan)
+        if self._unfamiliar:
+            self._unfamiliar -= 1
+            self._look_around(sample)
         predicted = self.mtp.predict_s(self.slots, sample)
         rises, back = self._devices.observe(step, self._own_ratio(predicted, sample))
         suspects = device_suspects(self.plan, self.slots, self._devices, rises)
@@ -144,6 +151,11 @@ class Detector:
         """The usual own time of each rank's device over the common prediction."""
         return self._devices.bias
 
+    def speeds(self) -> dict[int, float]:
+        """Throughput of the devices that are known to be slow, by rank: 0.5 is twice as slow."""
+        known = self._devices.known
+        return {self.slots.ranks[i]: float(1 / known[i]) for i in np.flatnonzero(known > 1)}
+
     def confirm(
         self, p: Mapping[int, float], links: Mapping[tuple[int, int], float] | None = None
     ) -> None:
@@ -165,6 +177,13 @@ class Detector:
         top = np.bincount(ranks, np.where(good, own, 0.0), size)
         bottom = np.bincount(ranks, np.where(good, healthy, 0.0), size)
         return np.asarray(np.divide(top, bottom, out=np.full(size, np.nan), where=bottom > 0))
+
+    def _look_around(self, sample: Sample) -> None:
+        """Learns what other TP degrees and numbers of layers take, from all devices at the speed
+        that each is known for: what is new of a layout must not be anybody's fault."""
+        level = (self._devices.known * self._devices.bias)[self.slots.rank_of]
+        everyone = np.ones(len(self.slots.ranks), dtype=bool)
+        self.mtp.learn(self.slots, replace(sample, own_s=sample.own_s / level), everyone)
 
     def _settle(self) -> None:
         assert self._first is not None

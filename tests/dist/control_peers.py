@@ -218,7 +218,9 @@ class SmallRules(Calls):
         self.add("handle", message, node)
         return self.answers.get(type(message), lambda _: [])(message)
 
-    def planned(self, request: str, plan: str | None, why: str, version: int = 0) -> list[Action]:
+    def planned(
+        self, request: str, plan: str | None, why: str, version: int = 0, *_seconds: float
+    ) -> list[Action]:
         self.add("planned", request, plan, why, version)
         return []
 

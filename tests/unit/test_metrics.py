@@ -95,7 +95,7 @@ def test_a_job_that_has_recovered() -> None:
 
 def test_the_lower_of_planned_and_measured_speed_is_told() -> None:
     job = running(2, 2)
-    job.rules.job.slowness.speeds = {1: 0.5, 9: 0.2}
+    job.rules.job.slowness.confirmed({1: 0.5, 9: 0.2})
     job.rules.job.slowness.suspected["device"] = 2
     found = read(job_families(status_of(job)))
     assert [found["resihp_device_speed", (("rank", str(k)),)] for k in (0, 1)] == [1.0, 0.5]

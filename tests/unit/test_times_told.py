@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from random import Random
 
 import msgspec
 import pytest
 from control_samples import TIMES
 from coordinated import running
+from measured_steps import measured
 
 from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Say
@@ -18,10 +18,7 @@ from resihp_ext.control.messages import MOST_ACTIONS
 from resihp_ext.control.slowness import Slowness
 from resihp_ext.control.traffic import LARGE_BYTES, packed
 from resihp_ext.control.uplink import Uplink
-from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
-from resihp_ext.plan.action import Kind
-from resihp_ext.plan.plan import Plan, uniform_plan
-from resihp_ext.plan.schedule import one_forward_one_backward
+from resihp_ext.plan.plan import uniform_plan
 
 pytestmark = pytest.mark.unit
 
@@ -47,24 +44,6 @@ def test_the_coordinator_says_who_is_slow() -> None:
     assert "rank 2 (node n0) works at 0.5" in lines[0]
     assert slowness.report is not None
     assert slowness.report.step == 39
-
-
-def measured(plan: Plan, rank: int, step: int, slow: float) -> RankStep:
-    """A rank whose forwards take 10 ms and backwards 20 ms, and vary a little."""
-    program = one_forward_one_backward(plan)
-    instance = plan.instance_of(rank)
-    assert instance is not None
-    own = {Kind.FORWARD: 0.01, Kind.BACKWARD: 0.02}
-    actions, now_s = [], 0.0
-    for number, action in enumerate(program.actions(instance)):
-        wobble = 1 + 0.01 * Random(f"{rank}/{step}/{number}").uniform(-1, 1)
-        own_s = own.get(action.kind, 1e-4) * wobble * slow
-        actions.append(
-            TimedAction(action.kind, action.micro_batch, action.chunk, now_s, own_s, 1e-4)
-        )
-        now_s += own_s + 1e-4
-    batches = tuple(MicroBatch(number, 1024, 1024**2) for number in range(4))
-    return RankStep(rank, step, plan.version, 100.0 * step, now_s, tuple(actions), batches)
 
 
 def test_a_detector_that_fails_ends_nothing() -> None:

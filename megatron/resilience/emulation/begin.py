@@ -6,23 +6,14 @@ import argparse
 
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.executor import Executor
-<<<<<<< HEAD
 from megatron.resilience.executor.start import Planned
-=======
 from megatron.resilience.faults.config import JobFaults
 from megatron.resilience.faults.refusal import is_emulated
->>>>>>> slowfaults
 from megatron.resilience.settings import Settings
 from megatron.resilience.upstream.arguments import current_args
 from megatron.resilience.upstream.policy import policy_of
 from resihp_ext.control.worker_environment import WorkerEnvironment
-<<<<<<< HEAD
-from resihp_ext.faults.fault import Fault
-from resihp_ext.faults.lasting import lasting
-=======
-from resihp_ext.environment import RankEnvironment
 from resihp_ext.faults.fault import LASTING
->>>>>>> slowfaults
 
 
 def begin_emulation(
@@ -44,22 +35,7 @@ def begin_emulation(
         UserError: a file that cannot be used.
     """
     scene = settings.emulation.read()
-<<<<<<< HEAD
     rank = layout.rank
-    faults = settings.faults.read(rank.world_size, emulated=scene is not None)
-    slow = lasting(faults)
-    if scene is not None:
-        executor.emulate(
-            Pacer(
-                scene,
-                rank=rank.rank,
-                node="" if agent is None else agent.node,
-                seq_length=args.seq_length,
-                faults=slow,
-                policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
-                step=lambda: int(current_args().curr_iteration) + 1,
-            )
-=======
     tagged = args.distributed_backend == "gloo"
     faults = settings.faults.read(rank.world_size, emulated=scene is not None, tagged=tagged)
     if scene is None:
@@ -72,8 +48,8 @@ def begin_emulation(
             node="" if agent is None else agent.node,
             seq_length=args.seq_length,
             faults=slow,
+            policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
             step=lambda: int(current_args().curr_iteration) + 1,
->>>>>>> slowfaults
         )
     )
     return JobFaults(real=tuple(one for one in faults if one not in slow), emulated=slow)

@@ -82,23 +82,14 @@ class Pacer:
         """Prepares it.
 
         Args:
-<<<<<<< HEAD
-            faults: Slow ones act on the emulated device; all others are somebody else's.
+            faults: Slow ones act on the emulated device; more may come, all others are somebody
+                else's.
             policy: What the job does that costs time: recomputation, sequence parallelism.
             step: The number of the step that runs, from 1.
         """
         self._scene, self._rank, self._node = scene, rank, node
-        self._seq_length, self._faults = seq_length, tuple(faults)
-        self._policy = policy
-=======
-            faults: Slow ones act on the emulated device; more may come, all others are somebody
-                else's.
-            step: The number of the step that runs, from 1.
-        """
-        self._scene, self._rank, self._node = scene, rank, node
         self._seq_length, self._faults = seq_length, faults
-        self._policy = policy or MemoryPolicy()
->>>>>>> slowfaults
+        self._policy = policy
         self._step, self._speed = step, Speed(scene, rank)
         self._prices: tuple[Plan, Prices] | None = None
         self.account = Account()

@@ -11,12 +11,13 @@ import torch
 from megatron.resilience.device.choose import Device
 from megatron.resilience.device.host_memory import total_bytes
 from megatron.resilience.executor.start import Planned
+from megatron.resilience.settings import Settings
 from megatron.resilience.upstream.policy import policy_of
 from resihp_ext.cost.cluster import UNCOUNTED
 from resihp_ext.cost.model_shape import ModelShape
 
 
-def brief(args: argparse.Namespace, layout: Planned, device: Device) -> str:
+def brief(args: argparse.Namespace, layout: Planned, device: Device, settings: Settings) -> str:
     """JSON for the planner.
 
     Args:
@@ -37,13 +38,17 @@ def brief(args: argparse.Namespace, layout: Planned, device: Device) -> str:
         qkv_bias=bool(args.add_bias_linear or args.add_qkv_bias),
     )
     policy = policy_of(args, sequence_parallel=layout.sequence_parallel)
+    scene = settings.emulation.read()
     return json.dumps(
         {
             "shape": asdict(shape),
             "policy": asdict(policy),
-            "hardware": _hardware(device),
+            "hardware": _hardware(device) if scene is None else scene.cost.name,
+            "emulated": None if scene is None else asdict(scene.shape),
             "memory_bytes": _memory_bytes(device, layout.rank.local_world_size),
             "nominal": layout.timetable[0].plan.to_json(),
+            "act": asdict(settings.act) if settings.timing.detect == "act" else None,
+            "last_step": args.train_iters or 0,
         },
         sort_keys=True,
     )

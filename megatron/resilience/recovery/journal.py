@@ -14,6 +14,7 @@ from typing import Any
 from megatron.resilience.executor.transition import Phases
 from megatron.resilience.faults.struck import fault_behind
 from resihp_ext.control import messages as say
+from resihp_ext.detector.say import plan_line
 from resihp_ext.events import Event, EventLog
 from resihp_ext.plan.plan import Plan
 
@@ -40,12 +41,12 @@ class Journal:
         self._phases: Phases | None = None
         """Of the recovery that the open receipt is of."""
         self._normal_s: dict[str, float] = {}
-        self._ran: tuple[int, str] | None = None
-        """Version and digest of the plan that ran last."""
+        self._ran: Plan | None = None
+        """The plan that ran last."""
 
     def begins(self, plan: Plan) -> None:
         """The plan that a job starts with."""
-        self._ran = plan.version, plan.digest
+        self._ran = plan
 
     def lost(self, view: say.View, *, heard_s: float, phases: Phases) -> None:
         """Somebody is lost: the recovery begins, or begins again."""
@@ -60,13 +61,13 @@ class Journal:
     def changed(self, plan: Plan, receipt: dict[str, Any]) -> None:
         """A change of layout is done."""
         losses, self._losses = self._losses, ()
+        before, self._ran = self._ran, plan
         earlier_s = self._last_s
         self._last_s = max((loss.time_s for loss in losses), default=earlier_s)
         self._open = None  # what is repeated from here on is of this change, whoever writes it
-        if self._ran is not None:
+        if before is not None:
             # Attempts in between that were broken off are no layouts that the job had.
-            receipt["from_version"], receipt["from_plan"] = self._ran
-        self._ran = plan.version, plan.digest
+            receipt["from_version"], receipt["from_plan"] = before.version, before.digest
         if not self.writes:
             return
         receipt["losses"] = [
@@ -81,6 +82,9 @@ class Journal:
         if losses:
             self._open = path, receipt
         _tell(receipt)
+        if before is not None and _speeds(before) != _speeds(plan):
+            line = plan_line(receipt["step"] + 1, before, plan, receipt["reason"])
+            print(line, flush=True)  # noqa: T201 - a line for people
         if self._events is not None:
             short = ("from_version", "to_version", "total_s", "moved_bytes", "reason")
             fields = {name: receipt[name] for name in short}
@@ -127,6 +131,11 @@ class Journal:
 
     def _write(self, path: Path, receipt: dict[str, Any]) -> None:
         write_whole(path, json.dumps(receipt, indent=1))
+
+
+def _speeds(plan: Plan) -> dict[int, float]:
+    """Of devices that are alive and slow."""
+    return {one.rank: one.p for one in plan.devices if 0 < one.p < 1}
 
 
 def _tell(receipt: dict[str, Any]) -> None:

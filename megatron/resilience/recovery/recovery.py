@@ -314,7 +314,12 @@ class Recovery:
         self.has_changed = True
         self._journal.changed(plan, receipt)
         self.member.tell(
-            say.Adopted(rank=self.member.rank, epoch=self.member.epoch, version=plan.version)
+            say.Adopted(
+                rank=self.member.rank,
+                epoch=self.member.epoch,
+                version=plan.version,
+                took_s=receipt["total_s"],
+            )
         )
 
     @property

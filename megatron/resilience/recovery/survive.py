@@ -28,6 +28,7 @@ from megatron.resilience.recovery.copies import Copies
 from megatron.resilience.recovery.journal import Journal
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.member import Member
+from megatron.resilience.recovery.notes import Notes
 from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.recovery.shards import Shards
@@ -93,7 +94,7 @@ class Survivor:
             agent.socket,
             agent.token,
             rank,
-            on_message=self._member.hear,
+            on_message=Notes(around.events, self._member.hear),
             progress=self._pace.told,
             on_lost=_agent_is_gone,
         )

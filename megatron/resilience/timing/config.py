@@ -16,10 +16,11 @@ class TimingConfig:
     """Steps between two for which every rank writes into events.jsonl how long each of its actions
     took, and how much of that it waited; 0: none."""
 
-    detect: Literal["off", "observe"] = "off"
+    detect: Literal["off", "observe", "act"] = "off"
     """off: nobody looks for slow devices. observe: looks for slow devices, links and nodes by the
-    times of every step, and says so in the launcher's output; changes nothing. Needs a core for
-    every rank, or emulated devices: ranks that share cores slow each other down."""
+    times of every step, and says so in the launcher's output; changes nothing. act: also changes
+    the layout when devices have become slow, or as fast as before, and that is worth it. Both need
+    a core for every rank, or emulated devices: ranks that share cores slow each other down."""
 
     def __post_init__(self) -> None:
         if self.timings_steps < 0:
