@@ -32,7 +32,7 @@ pytestmark = [
 STEPS, SLOW_FROM, SLOW_RANK = 36, 21, 1
 FAULTS = f"[{{at_step: {SLOW_FROM}, kind: slow, rank: {SLOW_RANK}, factor: 0.5, by: quota}}]"
 # Actions of 20 to 50 ms: much longer than the quota's period.
-LARGER = ["--hidden-size", "256", "--ffn-hidden-size", "768", "--seq-length", "192"]
+LARGER = ["--hidden-size", "240", "--ffn-hidden-size", "720", "--seq-length", "192"]
 OTHERS_CORES = 0.1
 """Work of others, from which on a machine of two cores is not one of two healthy devices."""
 
