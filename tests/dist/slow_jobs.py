@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import pytest
+from jobs import ENTRY
 
 from megatron.resilience.faults.processes import descendants
 from resihp_ext.brake.cpu_group import why_not
@@ -28,6 +33,30 @@ def groups_of(launcher_pid: int) -> list[Path]:
     return [job, *(one for one in job.iterdir() if one.is_dir())]
 
 
+def start_nodes(
+    folder: Path, words: Sequence[str], *, per_node: int
+) -> list[subprocess.Popen[str]]:
+    """Starts a job of two nodes, which share this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    nodes = []
+    for node in range(2):
+        flags = ["--nnodes", "2", "--nproc-per-node", str(per_node), "--rdzv-backend", "c10d"]
+        flags += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", str(folder)]
+        flags += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
+        started = subprocess.Popen(
+            [sys.executable, "-m", "resihp_ext.launcher.run", *flags, str(ENTRY), *words],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        nodes.append(started)
+    return nodes
+
+
 class OthersLoad:
     """How busy the machine is with what is not of a job: a context around the job.
 
@@ -35,13 +64,13 @@ class OthersLoad:
         worst_cores: Of all stretches of a second, the most cores that others had at a time.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pids: Sequence[int]) -> None:
         """Prepares it.
 
         Args:
-            pid: The job's launcher.
+            pids: The job's launchers.
         """
-        self._pid = pid
+        self._pids = {*pids, os.getpid()}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.worst_cores = 0.0
@@ -64,7 +93,8 @@ class OthersLoad:
             before_s, busy_s, own_s = now_s, now_busy_s, now_own_s
 
     def _own_s(self) -> float:
-        return sum(_worked_s(pid) for pid in {self._pid, os.getpid()} | descendants(self._pid))
+        below = set[int]().union(*map(descendants, self._pids))
+        return sum(map(_worked_s, self._pids | below))
 
 
 def _busy_s() -> float:

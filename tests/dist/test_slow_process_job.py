@@ -1,6 +1,6 @@
 """A rank whose process gets half of its time on the CPU is named, and nobody is in a healthy job.
 
-Nothing is emulated: one rank a core, so other work on the machine is slowness, too. What a run with
+Nothing is emulated: two replicas of one rank, each on a node and a core of its own, so other work on the machine is slowness, too. What a run with
 much of it says proves nothing, and is skipped.
 """
 
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import ENTRY
-from slow_jobs import OthersLoad, needs_quota
+from slow_jobs import OthersLoad, needs_quota, start_nodes
 
 from megatron.resilience.testing.corpus import write_corpus
 from megatron.resilience.testing.parity import MODEL
@@ -56,18 +53,14 @@ def run(folder: Path, *more: str) -> Said:
     words = [*MODEL, *LARGER, "--data-path", str(data), "--device", "cpu", *more]
     words += ["--train-iters", str(STEPS), "--global-batch-size", "4", "--resilience"]
     words += ["--resilience-dir", str(folder / "resilience"), "--resilience-detect", "observe"]
-    launcher = [sys.executable, "-m", "resihp_ext.launcher.run", "--nproc-per-node", "2"]
-    job = subprocess.Popen(
-        [*launcher, str(ENTRY), *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with OthersLoad(job.pid) as others:
-        _, told = job.communicate(timeout=200)
-    assert job.returncode == 0, told[-3000:]
+    nodes = start_nodes(folder, words, per_node=1)
+    try:
+        with OthersLoad([node.pid for node in nodes]) as others:
+            told = "".join(node.communicate(timeout=200)[1] for node in nodes)
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], told[-3000:]
     lines = [line for line in told.splitlines() if line.startswith("resihp: ")]
     faults = [line for line in lines if line.startswith("resihp: fault")]
     named = [line for line in lines if line not in faults]
