@@ -1,8 +1,8 @@
 """A rank whose process gets half of its time on the CPU is named, and nobody is in a healthy job.
 
-Nothing is emulated: two replicas of one rank, each on a core and a node of its own (of two devices of
-one node, the detector may suspect the node). Other work on the machine is slowness, too: what a run
-with much of it says proves nothing, and is skipped.
+Nothing is emulated: two replicas of one rank, each on a core and a node of its own (of two devices
+of one node, the detector may suspect the node). Other work on the machine is slowness, too: what a
+run with much of it says proves nothing, and is skipped.
 """
 
 from __future__ import annotations
