@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from resihp_ext.errors import UserError
@@ -178,7 +179,7 @@ class Fault:
         ):
             if value is not None:
                 span = f"above 0, {most:.0f} at most"
-                _number(name, value, lambda value, most=most: 0 < value <= most, span)
+                _number(name, value, partial(_within, most), span)
         if self.by is not None and not isinstance(self.by, By):
             raise UserError(f"by: expected one of {', '.join(By)}, got {self.by!r}")
         how = (self.until_step, self.by, self.bandwidth_mib_s, self.delay_ms)
@@ -249,6 +250,10 @@ def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
     if not fits or (most is not None and value > most):
         span = f"from {least}" if most is None else f"{least} to {most}"
         raise UserError(f"{name}: expected a whole number {span}, got {value!r}")
+
+
+def _within(most: float, value: float) -> bool:
+    return 0 < value <= most
 
 
 def _number(name: str, value: Any, fits: Callable[[float], bool], span: str) -> None:

@@ -3,19 +3,15 @@ is survived as ever."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 import pytest
-from jobs import ENTRY
+from slow_jobs import start_nodes
 
 from megatron.resilience.testing.corpus import write_corpus
 from megatron.resilience.testing.parity import MODEL
@@ -41,10 +37,7 @@ def run(folder: Path, faults: str, per_node: int) -> list[dict[str, Any]]:
     words += ["--global-batch-size", "4", "--pipeline-model-parallel-size", "2", "--resilience"]
     words += ["--resilience-dir", str(folder / "resilience"), "--resilience-timings-steps", "1"]
     words += ["--resilience-faults", str(folder / "faults.yaml")]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    nodes = [start(folder, node, port, per_node, words) for node in range(2)]
+    nodes = start_nodes(folder, words, per_node=per_node)
     try:
         said = [node.communicate(timeout=200)[1] for node in nodes]
     finally:
@@ -52,22 +45,6 @@ def run(folder: Path, faults: str, per_node: int) -> list[dict[str, Any]]:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0], "".join(said)[-3000:]
     return read_events(folder / "resilience" / "events.jsonl")
-
-
-def start(
-    folder: Path, node: int, port: int, per_node: int, words: Sequence[str]
-) -> subprocess.Popen[str]:
-    launcher = ["--nnodes", "2", "--nproc-per-node", str(per_node), "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "slow-link"]
-    launcher += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "resihp_ext.launcher.run", *launcher, str(ENTRY), *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_messages_come_later_while_the_link_is_slow(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import torch
 PERIOD_S = 0.02
 _SIZE = 4096
 """Of the square matrices: one product fills any GPU."""
-_MOST_QUEUED_S = 0.002
 _END_S = 10.0
 
 
@@ -51,10 +50,6 @@ class CoKernel:
             while (left := self._left) < 1:
                 begun_s = time.perf_counter()
                 while time.perf_counter() - begun_s < (1 - left) * PERIOD_S:
-                    # Few at a time: what is queued runs on when the time is over.
-                    queued_s = time.perf_counter()
                     torch.mm(matrix, matrix, out=out)
-                    stream.synchronize()
-                    if time.perf_counter() - queued_s > _MOST_QUEUED_S:
-                        break
-                time.sleep(max(PERIOD_S * left, 0.0))
+                    stream.synchronize()  # one at a time: what is queued would run on
+                time.sleep(PERIOD_S * left)
