@@ -27,7 +27,9 @@ class Transfers:
         hops = sorted((2 * place[h[0]] + (not h[1]), h[2], h[3]) for h in slots.hops)
         table = np.array(hops, dtype=np.int64).reshape(-1, 3)
         cells, self._first = np.unique(table[:, 0], return_index=True)
-        self.messages: Array = np.bincount(table[:, 0] // 2, minlength=len(self.pairs)).astype(float)
+        self.messages: Array = np.bincount(table[:, 0] // 2, minlength=len(self.pairs)).astype(
+            float
+        )
         """Of each pair in a step, both directions together."""
         self._cells, self._send, self._receive = cells, table[:, 1], table[:, 2]
 
