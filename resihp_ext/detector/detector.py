@@ -33,8 +33,6 @@ from resihp_ext.plan.schedule import one_forward_one_backward
 
 LEARN_EVERY = 5
 """Steps between two updates of settled fits: they change slowly, and cost more than a look."""
-LEARN_ITERATION_AT = 2
-"""Steps after the one at which micro-batches are learned: no step pays for both."""
 
 
 class Detector:
@@ -170,13 +168,13 @@ class Detector:
 
     def _own_ratio(self, predicted: Array, sample: Sample) -> Array:
         """Own work over prediction of each rank, over all that was measured of both."""
-        slots = self.slots.compute
-        own, healthy = sample.own_s[slots], predicted[self.slots.node_of[slots]]
-        good = np.isfinite(own) & np.isfinite(healthy)
-        ranks, size = self.slots.rank_of[slots], len(self.slots.ranks)
-        top = np.bincount(ranks, np.where(good, own, 0.0), size)
-        bottom = np.bincount(ranks, np.where(good, healthy, 0.0), size)
-        return np.asarray(np.divide(top, bottom, out=np.full(size, np.nan), where=bottom > 0))
+        slots = self.slots
+        own, healthy = sample.own_s.take(slots.compute), predicted.take(slots.compute_node)
+        both = own + healthy
+        if not np.isfinite(both).all():
+            own, healthy = np.where(np.isfinite(both), (own, healthy), 0.0)
+        top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
+        return np.divide(top, bottom, out=np.full(len(slots.ranks), np.nan), where=bottom > 0)
 
     def _look_around(self, sample: Sample) -> None:
         """Learns what other TP degrees and numbers of layers take, from all devices at the speed
@@ -256,11 +254,13 @@ class Detector:
     def _learn(self, sample: Sample, predicted: Array, report: Report) -> None:
         young, turn = self._age <= LEARN_EVERY, self._age % LEARN_EVERY
         steady = self._devices.steady()
-        if young or turn == 0:
-            decay = float(np.exp(-LEARN_EVERY / self.config.forget_steps))
-            self.mtp.learn(self.slots, sample, steady, decay)
+        decay = float(np.exp(-LEARN_EVERY / self.config.forget_steps))
+        # No step pays for everything: the iteration has the last turn, roles share the others.
+        roles = self.slots.roles if young else list(self.slots.roles)[turn :: LEARN_EVERY - 1]
+        if young or turn < LEARN_EVERY - 1:
+            self.mtp.learn(self.slots, sample, steady, decay, roles)
         normal = report.ratio < self.config.validate_over_ratio
-        if (young or turn == LEARN_ITERATION_AT) and normal and steady.all():
+        if (young or turn == LEARN_EVERY - 1) and normal and steady.all():
             self.itp.learn(sample, self._transfers, self._link_s)
 
 

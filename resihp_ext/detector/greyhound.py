@@ -4,9 +4,13 @@ Iteration times with |z| > 3 are dropped; over which times z is taken is not pub
 the last 30, so that a change that stays is given on after three or four steps. BOCD with a hazard
 of 1/250, a prior from the first 30 iterations, an alarm when a run shorter than 10 has a
 probability above 0.8, run lengths up to 300; a change is kept when it is more than 10 iterations
-after the last one and the means differ by more than 10 %. Attribution: the ranks, and then the
-links, that are at least 1.2 times as slow as the median of those with the same role,
-for a token.
+after the last one and the means differ by more than 10 %.
+
+Attribution, best of all, is by validation: benchmarks of every device and link while training is
+paused, where those count as slow that take more than 1.1 times the median of their kind (published:
+twice the median for devices, and links only when no device is slow; both would only find less).
+Without benchmarks the timers of the step must do: the ranks, and then the links, that are at least
+1.2 times as slow for a token as the median of those with the same role.
 
 Imports neither torch nor Megatron.
 """
@@ -14,7 +18,8 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,11 +33,22 @@ from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import one_forward_one_backward
 
 SUSPICIOUS_RATIO = 1.2
+VALIDATED_RATIO = 1.1
 DISTANCE = 10
 OUTLIER_Z = 3.0
 OUTLIER_WINDOW_STEPS = 30
 OUTLIER_LEAST_STEPS = 5
 """Observations without which nothing is an outlier."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmarks:
+    """Of all devices and links while training is paused."""
+
+    compute_s: Array
+    """Of each rank of :attr:`Greyhound.ranks`."""
+    pair_s: Array
+    """Of each pair of :attr:`Greyhound.pairs`."""
 
 
 class Outliers:
@@ -74,6 +90,16 @@ class Greyhound:
         self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """In the order of benchmarks, as :attr:`pairs`."""
+        return self._slots.ranks
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Of ranks between which messages are sent."""
+        return self._transfers.pairs
+
+    @property
     def settled(self) -> bool:
         """Whether the prior is there."""
         return not self._changes.unsettled
@@ -82,8 +108,10 @@ class Greyhound:
         """Judges a step: any slower iteration time that stays is an alarm."""
         return self.judge(step, self._reader.read(steps))
 
-    def judge(self, step: int, sample: Sample) -> Report:
-        """The same on arrays."""
+    def judge(
+        self, step: int, sample: Sample, validate: Callable[[], Benchmarks] | None = None
+    ) -> Report:
+        """The same on arrays; ``validate`` is called at an alarm."""
         observed = finite_median(sample.total_s)
         given = self._outliers.observe(observed) if self._outliers else [observed]
         found = [change for value in given if (change := self._changes.observe(value))]
@@ -92,7 +120,8 @@ class Greyhound:
         if change is None or change.after <= change.before:
             return nothing
         ratio = change.after / change.before
-        suspects = self._suspects(sample, step - change.age + 1)
+        since = step - change.age + 1
+        suspects = self._slow(validate(), since) if validate else self._suspects(sample, since)
         return Report(
             step=step,
             observed_s=observed,
@@ -115,31 +144,44 @@ class Greyhound:
         with np.errstate(all="ignore"):
             own /= np.bincount(ranks, np.nan_to_num(load), size)
         roles = self._roles
-        found = [
+        found = self._devices(_above(own, roles, SUSPICIOUS_RATIO), since)
+        if found:
+            return found
+        seconds = self._transfers.seconds(sample)
+        return self._links(_above(seconds, self._near, SUSPICIOUS_RATIO), since)
+
+    def _slow(self, benchmarks: Benchmarks, since: int) -> tuple[Suspect, ...]:
+        alike = [0] * len(self.ranks)
+        devices = _above(benchmarks.compute_s, alike, VALIDATED_RATIO)
+        links = _above(benchmarks.pair_s, self._near, VALIDATED_RATIO)
+        return self._devices(devices, since) + self._links(links, since)
+
+    def _devices(self, above: Sequence[tuple[int, float]], since: int) -> tuple[Suspect, ...]:
+        return tuple(
             Suspect(
                 kind="device",
-                ranks=(self._slots.ranks[i],),
+                ranks=(self.ranks[i],),
                 p=min(1 / ratio, 1.0),
                 since_step=since,
-                evidence=f"rank {self._slots.ranks[i]} takes {ratio:.2f} times its peers' time",
+                evidence=f"rank {self.ranks[i]} takes {ratio:.2f} times its peers' time",
             )
-            for i, ratio in _above(own, roles)
-        ]
-        if found:
-            return tuple(found)
+            for i, ratio in above
+        )
+
+    def _links(self, above: Sequence[tuple[int, float]], since: int) -> tuple[Suspect, ...]:
         return tuple(
             Suspect(
                 kind="link",
-                ranks=self._transfers.pairs[i],
+                ranks=self.pairs[i],
                 p=min(1 / ratio, 1.0),
                 since_step=since,
-                evidence=f"link {self._transfers.pairs[i]} takes {ratio:.2f} times its peers' time",
+                evidence=f"link {self.pairs[i]} takes {ratio:.2f} times its peers' time",
             )
-            for i, ratio in _above(self._transfers.seconds(sample), [int(n) for n in self._near])
+            for i, ratio in above
         )
 
 
-def _above(values: Array, roles: Sequence[Hashable]) -> list[tuple[int, float]]:
+def _above(values: Array, roles: Sequence[Hashable], least_ratio: float) -> list[tuple[int, float]]:
     """Members that are far above the median of their role."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, role in enumerate(roles):
@@ -148,5 +190,5 @@ def _above(values: Array, roles: Sequence[Hashable]) -> list[tuple[int, float]]:
     for mine in members.values():
         usual = finite_median(values[mine])
         ratios = [(i, float(values[i]) / usual) for i in mine]
-        found += [(i, ratio) for i, ratio in ratios if ratio >= SUSPICIOUS_RATIO]
+        found += [(i, ratio) for i, ratio in ratios if ratio >= least_ratio]
     return found

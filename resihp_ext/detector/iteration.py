@@ -65,7 +65,7 @@ class IterationPredictor:
     def learn(self, sample: Sample, transfers: Transfers, levels_s: Array) -> None:
         """Takes a healthy step; ``levels_s`` are the healthy times of the transfers' pairs."""
         waits = np.full(self._slots.nodes, np.nan)
-        waits[self._nodes] = np.minimum.reduceat(sample.wait_s[self._members], self._first)
+        waits[self._nodes] = np.minimum.reduceat(sample.wait_s.take(self._members), self._first)
         for role, nodes in self._slots.roles.items():
             with np.errstate(all="ignore"):
                 value = finite_median(waits[nodes] / self._slots.load(nodes, sample))

@@ -10,7 +10,7 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -115,11 +115,20 @@ class MicroBatchPredictor:
         self._hints = dict(hints or {})
         self._fits: dict[Role, Fit] = {}
 
-    def learn(self, slots: Slots, sample: Sample, trusted: Array, decay: float = 1.0) -> None:
-        """Takes what trusted ranks (true in an array over ranks) have measured."""
-        for role, mine in slots.role_slots.items():
+    def learn(
+        self,
+        slots: Slots,
+        sample: Sample,
+        trusted: Array,
+        decay: float = 1.0,
+        roles: Collection[Role] | None = None,
+    ) -> None:
+        """Takes what trusted ranks (true in an array over ranks) have measured, of some roles."""
+        everyone = bool(trusted.all())
+        for role in slots.roles if roles is None else roles:
+            mine = slots.role_slots[role]
             fit = self._fits.setdefault(role, Fit(self._hints.get(role)))
-            chosen = fit.choose(mine[trusted[slots.rank_of[mine]]])
+            chosen = fit.choose(mine if everyone else mine[trusted[slots.rank_of[mine]]])
             fit.add(slots.features(slots.node_of[chosen], sample), sample.own_s[chosen], decay)
 
     def coefficients(self, role: Role) -> Array:

@@ -6,6 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Reader:
         self._keys = [slots.keys[slots.host_of_rank[rank]] for rank in slots.ranks]
         nothing = np.full(3, np.nan, dtype="<f8").tobytes()
         self._blank = [nothing * len(keys) for keys in self._keys]
+        self._ranks, self._lengths = slots.ranks, [len(blank) for blank in self._blank]
 
     def read(self, steps: Mapping[int, Step]) -> Sample:
         """Records of a step; ranks and actions that the plan does not have are left.
@@ -37,6 +39,22 @@ class Reader:
         A packed record whose length is not that of the rank's program tells how long the step
         took, and nothing of its actions.
         """
+        return self._of_all(steps) or self._of_some(steps)
+
+    def _of_all(self, steps: Mapping[int, Step]) -> Sample | None:
+        """The usual case, with as little as can be for each rank: all are there, packed."""
+        found = [steps.get(rank) for rank in self._ranks]
+        if set(map(type, found)) != {PackedStep}:
+            return None
+        packed = cast(list[PackedStep], found)
+        times = [step.times for step in packed]
+        if list(map(len, times)) != self._lengths:
+            return None
+        # Ranks of a stage and its neighbours have the same ones.
+        work: dict[Found, None] = dict.fromkeys([step.micro_batches for step in packed])
+        return self._sample(times, [step.total_s for step in packed], work)
+
+    def _of_some(self, steps: Mapping[int, Step]) -> Sample:
         times = list(self._blank)
         work: dict[Found, None] = {}
         total_s = [np.nan] * len(times)
@@ -47,12 +65,16 @@ class Reader:
             if isinstance(step, PackedStep):
                 if len(step.times) == len(times[i]):
                     times[i] = step.times
-                # Ranks of a stage and its neighbours have the same ones.
                 work[step.micro_batches] = None
             else:
                 times[i] = pack_times(step.actions, self._keys[i])
                 for m in step.micro_batches:
                     work[m.number, m.tokens, m.squared] = None
+        return self._sample(times, total_s, work)
+
+    def _sample(
+        self, times: list[bytes], total_s: list[float], work: Mapping[Found, None]
+    ) -> Sample:
         read = np.frombuffer(b"".join(times), dtype="<f8").reshape(-1, 3)
         start_s, own_s, wait_s = np.ascontiguousarray(read.T, dtype=np.float64)
         tokens, squared = self._work(work)

@@ -2,7 +2,9 @@
 
 Half of the layouts are as uneven as those that a job goes on with after losses. Noise is drawn for
 each action; in some runs devices drift as well, or stand still for a moment (collection of garbage,
-page faults), sequences are not quite full, or documents are as long as real files.
+page faults), sequences are not quite full, networks are slow, messages are delayed (``wires.py``),
+steps are short, or documents are those of the real corpus: definitions and files of Python's
+library.
 
 Imports neither torch nor Megatron.
 """
@@ -10,6 +12,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import math
+import re
 import sysconfig
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,8 +35,10 @@ FIRST_ONSET = 50
 """No fault begins before: Greyhound's prior takes 30 steps, and more when outliers are dropped."""
 BYTES_PER_TOKEN = 3.5
 """Of Python source, about."""
-Documents = Literal["drawn", "python"]
-"""Lengths from a heavy-tailed distribution, or those of the standard library's files."""
+Documents = Literal["drawn", "definitions", "files"]
+"""Lengths from a heavy-tailed distribution, or those of the standard library's definitions
+(top-level ones, what ``tools/preprocess_data.py`` makes of Python source) or whole files."""
+_DEFINITION = re.compile(rb"^(?:@|def |class |async def )", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +81,14 @@ class Scene:
     shortfall: float = 0.0
     """Largest part of a sequence that is not filled: micro-batches differ in tokens."""
     documents: Documents = "drawn"
+    network: float = 1.0
+    """Times by which messages take longer than on the preset's network."""
+    delay_s: float = 0.0
+    """Median of what is added to each message; its tail is heavy."""
+    congestion: float = 0.0
+    """Part of its steps in which a link is busy with what others send."""
+    time_scale: float = 1.0
+    """Everything takes so many times the preset's time, but delays: short steps show jitter."""
 
 
 def draw_scene(seed: int, *, steps: int = 150, healthy: bool = False) -> Scene:
@@ -93,6 +106,9 @@ def draw_scene(seed: int, *, steps: int = 150, healthy: bool = False) -> Scene:
     )
     if random.random() < 0.5:
         plan = ragged_plan(plan, seed)
+    faults = () if healthy else _draw_faults(random, plan, steps)
+    # Where a link is slow, messages matter more often than not.
+    slow_network = random.random() < 0.5 or any(f.kind == "link" for f in faults)
     return Scene(
         plan=plan,
         shape=shape,
@@ -100,8 +116,12 @@ def draw_scene(seed: int, *, steps: int = 150, healthy: bool = False) -> Scene:
         drift=random.choice((0.0, random.uniform(0.005, 0.02))),
         hiccups=random.choice((0.0, random.uniform(0.01, 0.05))),
         shortfall=random.choice((0.0, random.uniform(0.02, 0.10))),
-        documents=random.choice(("drawn", "python")),
-        faults=() if healthy else _draw_faults(random, plan, steps),
+        documents=random.choice(("drawn", "definitions", "files")),
+        network=math.exp(random.uniform(0, math.log(30))) if slow_network else 1.0,
+        delay_s=random.choice((0.0, math.exp(random.uniform(math.log(1e-5), math.log(1e-3))))),
+        congestion=random.choice((0.0, random.uniform(0.01, 0.05))),
+        time_scale=random.choice((1.0, 1.0, 1.0, random.uniform(0.005, 0.05))),
+        faults=faults,
         steps=steps,
         seed=seed,
     )
@@ -164,20 +184,25 @@ def _draw_ranks(random: Random, plan: Plan, kind: SuspectKind) -> tuple[int, ...
 
 
 @cache
-def python_files_tokens() -> tuple[int, ...]:
-    """Lengths of the files of Python's standard library, in tokens."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return tuple(int(path.stat().st_size / BYTES_PER_TOKEN) + 1 for path in files)
+def python_tokens(documents: Documents) -> tuple[int, ...]:
+    """Lengths of the definitions, or files, of Python's standard library, in tokens."""
+    sizes: list[int] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_bytes()
+        found = _DEFINITION.finditer(text) if documents == "definitions" else ()
+        edges = sorted({0, *(match.start() for match in found), len(text)})
+        sizes += [b - a for a, b in pairwise(edges)]
+    return tuple(int(size / BYTES_PER_TOKEN) + 1 for size in sizes)
 
 
 def packed(random: Random, tokens: int, documents: Documents = "drawn") -> tuple[int, int]:
     """A sequence full of documents: tokens, and the sum of squared lengths."""
     room, squared = tokens, 0
     while room > 0:
-        if documents == "python":
-            whole = random.choice(python_files_tokens())
-        else:
+        if documents == "drawn":
             whole = int(random.lognormvariate(6.8, 1.6)) + 16
+        else:
+            whole = random.choice(python_tokens(documents))
         length = min(whole, room)
         squared += length * length
         room -= length

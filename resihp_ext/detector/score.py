@@ -10,15 +10,16 @@ suspects together,
 * wrong: it names someone else (as well);
 * unnamed: it names nobody.
 
-A fault of factor 1.3 or more is found when its culprit is named while it lasts, or, failing that,
-when an alarm comes while it lasts that names no other fault's culprit.
+A fault of factor 1.3 or more (a link's: that costs at least 1 % of a step) is found when its culprit
+is named while it lasts, or, failing that, when an alarm comes while it lasts that names no other
+fault's culprit.
 
 Imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -29,6 +30,8 @@ from resihp_ext.detector.scene import Fault, Scene
 from resihp_ext.detector.suspect import Report, SuspectKind
 
 FACTOR = 1.3
+MATERIAL_RATIO = 0.01
+"""Of a step: what a slow link must cost to be worth finding."""
 GRACE = 3
 Culprit = tuple[SuspectKind, frozenset[int]]
 
@@ -45,6 +48,14 @@ class Score:
     found: int = 0
     right: int = 0
     """Faults whose culprit was named."""
+    links: int = 0
+    links_found: int = 0
+    """Those among the faults that are links."""
+    immaterial_links: int = 0
+    """Slow links that cost too little: naming them is right, and not naming them, too."""
+    mild: int = 0
+    mild_found: int = 0
+    """Devices and hosts below the factor."""
     healthy_steps: int = 0
     unsettled_onsets: int = 0
     """Faults that began before the detector could know what is healthy."""
@@ -77,6 +88,11 @@ class Score:
             "unnamed_alarms": self.unnamed_alarms,
             "false_alarms": self.false_alarms,
             "faults": self.faults,
+            "links": self.links,
+            "links_recall": self.links_found / self.links if self.links else 1.0,
+            "immaterial_links": self.immaterial_links,
+            "mild_faults": self.mild,
+            "mild_recall": self.mild_found / self.mild if self.mild else 1.0,
             "unsettled_onsets": self.unsettled_onsets,
         }
 
@@ -86,16 +102,25 @@ def is_alarm(report: Report) -> bool:
     return bool(report.suspects) or report.unexplained
 
 
-def score(scene: Scene, reports: Sequence[Report]) -> Score:
-    """Compares what was reported with what was done."""
+def score(scene: Scene, reports: Sequence[Report], immaterial: Collection[Fault] = ()) -> Score:
+    """Compares what was reported with what was done.
+
+    Args:
+        immaterial: Slow links that cost less than :data:`MATERIAL_RATIO` of a step.
+    """
     result = Score()
     alarms = [report for report in reports if is_alarm(report)]
     for report in alarms:
         _score_alarm(scene, report, result)
     result.healthy_steps = sum(all(f.at(r.step) == 1 for f in scene.faults) for r in reports)
     for fault in scene.faults:
-        if fault.factor >= FACTOR:
+        if fault in immaterial:
+            result.immaterial_links += 1
+        elif fault.factor >= FACTOR:
             _score_fault(scene, fault, alarms, result)
+        elif fault.kind != "link":
+            result.mild += 1
+            result.mild_found += _best(scene, fault, alarms) is not None
     return result
 
 
@@ -135,16 +160,25 @@ def _names(report: Report, fault: Fault) -> bool:
 
 def _score_fault(scene: Scene, fault: Fault, alarms: Sequence[Report], result: Score) -> None:
     result.faults += 1
+    result.links += fault.kind == "link"
+    found = _best(scene, fault, alarms)
+    if found is None:
+        result.notes.append(f"seed {scene.seed}: missed {fault} noise {scene.noise:.3f}")
+        return
+    best, right = found
+    result.found += 1
+    result.links_found += fault.kind == "link"
+    result.right += right
+    result.delays.append(best.step - fault.onset)
+    if not right:
+        result.notes.append(f"seed {scene.seed}: {fault} not named: {best.suspects}")
+
+
+def _best(scene: Scene, fault: Fault, alarms: Sequence[Report]) -> tuple[Report, bool] | None:
+    """The alarm by which a fault is found, and whether it names the culprit."""
     during = [r for r in alarms if fault.onset <= r.step < fault.end]
     right = [r for r in during if _names(r, fault)]
     others = [f for f in scene.faults if f is not fault]
     loose = [r for r in during if not any(_names(r, f) for f in others)]
     best = next(iter(right or loose), None)
-    if best is None:
-        result.notes.append(f"seed {scene.seed}: missed {fault} noise {scene.noise:.3f}")
-        return
-    result.found += 1
-    result.right += bool(right)
-    result.delays.append(best.step - fault.onset)
-    if not right:
-        result.notes.append(f"seed {scene.seed}: {fault} not named: {best.suspects}")
+    return None if best is None else (best, bool(right))

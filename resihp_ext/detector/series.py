@@ -9,7 +9,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -21,9 +21,11 @@ from resihp_ext.cost.link import Link
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import ModelShape
 from resihp_ext.cost.plan_cost import PlanCost, Workload
-from resihp_ext.detector.scene import Scene, packed
+from resihp_ext.detector.greyhound import Benchmarks
+from resihp_ext.detector.scene import Fault, Scene, packed
 from resihp_ext.detector.slots import Array, Role, overlaps
 from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
+from resihp_ext.detector.wires import Wires, validated
 from resihp_ext.plan.action import COMPUTE, SENDS, Action, Kind
 from resihp_ext.plan.dry_run import dry_run
 from resihp_ext.plan.plan import Instance
@@ -67,9 +69,13 @@ class Run:
         size = len(plan.devices)
         self._pace = np.exp(self._numbers.normal(0, 0.008, size))
         self._drift = self._numbers.normal(0, scene.drift, size)
+        self._wires = Wires(scene, self._node_of, self._numbers)
         nodes = max(self._node_of.values()) + 1
         self._clock_s = EPOCH_S + self._numbers.normal(0, 0.5, nodes)
         self._free_s = np.zeros(size)
+        # What is validated by whom must not change the run.
+        self._validations = np.random.default_rng(scene.seed + 2)
+        self._idle_pace = self._pace
         self._tasks = self._list_tasks()
         self._costs: dict[tuple[Instance, Kind], tuple[float, ...]] = {}
 
@@ -114,13 +120,37 @@ class Run:
         self._drift = KEPT_DRIFT * self._drift + math.sqrt(1 - KEPT_DRIFT**2) * fresh
         return _Step(self, step).records()
 
+    def excess_s(self, fault: Fault) -> float:
+        """What a slow link adds to all of its transfers in a step of full sequences."""
+        tokens, total_s = self.scene.shape.seq_length, 0.0
+        for task in self._tasks:
+            for source, rank in task.ends:
+                if {source, rank} == set(fault.ranks):
+                    size = self._piece_bytes(task, tokens)
+                    total_s += self._wires.usual_s(source, rank, size)
+        return (fault.factor - 1) * total_s
+
+    def benchmarks(self, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Benchmarks:
+        """What micro-benchmarks show of devices and links while training is paused after the last
+        step: all that is slow, and little noise."""
+        size = self.scene.shape.seq_length * self.scene.shape.hidden_size * 2
+        times = [self._wires.usual_s(a, b, size) * self._wires.factor(a, b) for a, b in pairs]
+        return Benchmarks(
+            compute_s=validated(self._idle_pace[list(ranks)], self._validations),
+            pair_s=validated(np.array(times), self._validations),
+        )
+
+    def _piece_bytes(self, task: _Task, tokens: int) -> float:
+        share = max(len({i for i, _ in task.ends}), 1)
+        return tokens * self.scene.shape.hidden_size * 2 / min(share, len(task.ranks))
+
     def coefficients(self, instance: Instance, kind: Kind) -> tuple[float, ...]:
         """Own and all of the work, each linear in tokens and in squares."""
         key = (instance, kind)
         if key not in self._costs:
             units = (Workload(tokens=1, squared=0), Workload(tokens=0, squared=1))
             self._costs[key] = tuple(
-                cost.compute_s(instance, kind, unit)
+                self.scene.time_scale * cost.compute_s(instance, kind, unit)
                 for cost in (self._own, self._all)
                 for unit in units
             )
@@ -133,24 +163,24 @@ class _Step:
         self._run, self._step = run, step
         self._work = [run.batch() for _ in scene.plan.routes]
         self._begin_s = run._free_s
-        self._now_s = run._free_s.copy() + 5e-3 * np.exp(run._numbers.normal(0, scene.noise))
+        first_s = 5e-3 * scene.time_scale * np.exp(run._numbers.normal(0, scene.noise))
+        self._now_s = run._free_s.copy() + first_s
         self._met_s: float | None = None
         self._sent: dict[tuple[Message, int], float] = {}
         self._done: dict[int, list[TimedAction]] = {d.rank: [] for d in scene.plan.devices}
         self._slow = np.ones(len(scene.plan.devices))
-        self._links: dict[tuple[int, ...], float] = {}
+        run._wires.begin(step)
         for fault in scene.faults:
-            if fault.kind == "link":
-                self._links[fault.ranks] = fault.at(step)
-            else:
+            if fault.kind != "link":
                 self._slow[list(fault.ranks)] *= fault.at(step)
+        run._idle_pace = run._pace * np.exp(run._drift) * self._slow
         # Now and then a device has something else to do for a step, or for an action.
         odd = run._numbers.random(len(self._slow)) < 0.001
         self._odd = np.where(odd, run._numbers.uniform(1.1, 1.8, len(self._slow)), 1.0)
         if scene.hiccups and run._numbers.random() < scene.hiccups:
             at = int(run._numbers.integers(len(self._odd)))
             self._odd[at] = run._numbers.uniform(2.0, 5.0)
-        self._pace = run._pace * np.exp(run._drift) * self._slow * self._odd
+        self._pace = run._idle_pace * self._odd
 
     def records(self) -> dict[int, RankStep]:
         self._play()
@@ -211,16 +241,10 @@ class _Step:
         assert task.message is not None
         run = self._run
         tokens = self._work[task.action.micro_batch][0]
-        size = tokens * run.scene.shape.hidden_size * 2
-        model = preset("a100")
+        size = run._piece_bytes(task, tokens)
         arrived: dict[int, float] = {}
-        share = max(len({i for i, _ in task.ends}), 1)
         for source, rank in task.ends:
-            near = run._node_of[source] == run._node_of[rank]
-            link = model.inside if near else model.between
-            wire_s = link.message_s(size / min(share, len(task.ranks)))
-            wire_s *= self._links.get((min(source, rank), max(source, rank)), 1.0)
-            wire_s *= float(self._noise(1)[0])
+            wire_s = run._wires.seconds(source, rank, size, float(self._noise(1)[0]))
             at = self._sent[task.message, source] + wire_s
             arrived[rank] = max(arrived.get(rank, 0.0), at)
         for rank, at in arrived.items():
@@ -229,13 +253,15 @@ class _Step:
     def _end(self, task: _Task) -> None:
         run, ranks = self._run, list(task.ranks)
         if task.action.kind is Kind.STEP:
-            own_s = run._all.step_s(task.instance) * self._slow[ranks] * self._noise(len(ranks))
+            step_s = run._all.step_s(task.instance) * run.scene.time_scale
+            own_s = step_s * self._slow[ranks] * self._noise(len(ranks))
             for rank, seconds in zip(ranks, own_s, strict=True):
                 self._record(task, rank, float(seconds), float(self._now_s[rank] + seconds))
             return
         if self._met_s is None:
             self._met_s = float(self._now_s.max())
-        end_s = self._met_s + run._all.sync_s(task.instance) * float(self._noise(1)[0])
+        sync_s = run._all.sync_s(task.instance) * run.scene.time_scale
+        end_s = self._met_s + sync_s * float(self._noise(1)[0])
         for rank in ranks:
             self._record(task, rank, 0.0, end_s)
 

@@ -56,6 +56,10 @@ class Slots:
         self._lay_out()
         self.compute: Ints = np.flatnonzero(self._kind[self.node_of] >= 0)
         """Slots that compute."""
+        self.compute_node: Ints = self.node_of[self.compute]
+        # A rank's slots are in one piece, and so are those of them that compute.
+        owners = self.rank_of[self.compute]
+        self._working, self._first_compute = np.unique(owners, return_index=True)
         self.roles: dict[Role, Ints] = {}
         """Nodes that compute, by role."""
         self.role_slots: dict[Role, Ints] = {}
@@ -137,6 +141,12 @@ class Slots:
     def load(self, nodes: Ints, sample: Sample) -> Array:
         """Layers times tokens."""
         return np.asarray(self._shape[nodes, 0] * sample.tokens[self.micro_batch[nodes]])
+
+    def sums_of_ranks(self, of_compute: Array) -> Array:
+        """Over the slots of each rank that compute; 0 where there are none."""
+        sums = np.zeros(len(self.ranks))
+        sums[self._working] = np.add.reduceat(of_compute, self._first_compute)
+        return sums
 
     def most_of_hosts(self, of_ranks: Array) -> Array:
         """Over the ranks of each host, the largest."""

@@ -37,11 +37,11 @@ class Transfers:
         """Of each pair, the mean of both directions; NaN where a direction has no sample."""
         if not self.pairs:
             return np.zeros(0)
-        receive, wait_s = self._receive, sample.wait_s[self._receive]
-        took_s = sample.start_s[receive] + sample.own_s[receive] + wait_s
-        took_s -= sample.start_s[self._send]
+        receive, wait_s = self._receive, sample.wait_s.take(self._receive)
+        took_s = sample.start_s.take(receive) + sample.own_s.take(receive) + wait_s
+        took_s -= sample.start_s.take(self._send)
         with np.errstate(invalid="ignore"):
-            took_s[~((wait_s > LEAST_WAIT_S) & np.isfinite(took_s))] = np.inf
+            took_s = np.where((wait_s > LEAST_WAIT_S) & (took_s < np.inf), took_s, np.inf)
         best = np.full(2 * len(self.pairs), np.inf)
         best[self._cells] = np.minimum.reduceat(took_s, self._first)
         best[~np.isfinite(best)] = np.nan

@@ -91,24 +91,31 @@ class Watch:
         seen = np.isfinite(ratios) & (ratios > 0)
         level = np.where(seen, ratios, np.nan) / self.bias
         # What was not measured keeps its place in the row of confirming steps.
-        self._last = np.where(seen, np.vstack((self._last[1:], level)), self._last)
-        news = np.log(np.where(seen, level, self.known) / self.known)
-        grown = np.maximum(self._sum + np.clip(news, -0.5, 0.5) - SLACK, 0.0)
-        self._since = np.where((self._sum == 0) & (grown > 0), step, self._since)
-        self._sum = np.where(seen, grown, self._sum)
+        everything = bool(seen.all())
+        if everything:
+            self._last[:-1] = self._last[1:]
+            self._last[-1] = level
+        else:
+            self._last = np.where(seen, np.vstack((self._last[1:], level)), self._last)
+        news = np.log((level if everything else np.where(seen, level, self.known)) / self.known)
+        grown = np.minimum(np.maximum(news, -0.5), 0.5) + (self._sum - SLACK)
+        grown = np.maximum(grown, 0.0)
+        self._since[(self._sum == 0) & (grown > 0)] = step
+        self._sum = grown if everything else np.where(seen, grown, self._sum)
         self.remember(level)
         return self._rises(step), self._recovered()
 
     def _rises(self, step: int) -> list[Rise]:
         config = self._config
         # Few or none are worth a closer look.
+        at = np.flatnonzero(self._sum > 2 * SLACK)
         with np.errstate(invalid="ignore"):
-            lowest = self._last.min(axis=0)
-            near = (self._sum > 2 * SLACK) & (lowest > 1)
-        at = np.flatnonzero(near)
+            lowest = self._last[:, at].min(axis=0)
+            near = lowest > 1
+        at, lowest = at[near], lowest[near]
         if not len(at):
             return []
-        known, lowest = self.known[at], lowest[at]
+        known = self.known[at]
         further = np.where(known > 1, known * config.further_ratio, self.over_ratio)
         pardon = np.where(self._until[at] > step, self._pardoned[at] * config.further_ratio, 0.0)
         limit = np.maximum(further, pardon)
@@ -149,6 +156,8 @@ class Watch:
 
     def _recovered(self) -> list[int]:
         at = np.flatnonzero(self.known > 1)
+        if not len(at):
+            return []
         # What was not measured yet compares as false.
         with np.errstate(invalid="ignore"):
             back = at[np.max(self._last[:, at], axis=0) < self._config.recovered_ratio]

@@ -48,8 +48,9 @@ from resihp_ext.detector.bocd import BocdConfig
 from resihp_ext.detector.detector import Detector
 from resihp_ext.detector.greyhound import Greyhound
 from resihp_ext.detector.scene import Scene, draw_scene
-from resihp_ext.detector.score import Score, score
+from resihp_ext.detector.score import MATERIAL_RATIO, Score, score
 from resihp_ext.detector.series import Run
+from resihp_ext.detector.slots import finite_median
 from resihp_ext.detector.suspect import Report
 from resihp_ext.detector.timed import PackedStep, RankStep, pack
 from resihp_ext.plan.plan import uniform_plan
@@ -81,15 +82,23 @@ def judge(scene: Scene, variants: Variants) -> Scores:
     reports: dict[str, list[Report]] = {name: [] for name in ("ours", *theirs)}
     onsets = {f.onset for f in scene.faults}
     unsettled: dict[str, int] = dict.fromkeys(reports, 0)
-    for step, records in Run(scene):
+    run, totals_s = Run(scene), []
+    first = min(onsets, default=scene.steps)
+    for step, records in run:
         if step in onsets:
             for name, one in {"ours": ours, **theirs}.items():
                 unsettled[name] += not one.settled
         sample = ours.reader.read(records)
+        if step < first:
+            totals_s.append(finite_median(sample.total_s))
         reports["ours"].append(ours.observe(step, records))
         for name, greyhound in theirs.items():
-            reports[name].append(greyhound.judge(step, sample))
-    scores = {name: score(scene, found) for name, found in reports.items()}
+            validate = partial(run.benchmarks, greyhound.ranks, greyhound.pairs)
+            reports[name].append(greyhound.judge(step, sample, validate))
+    least_s = MATERIAL_RATIO * median(totals_s)
+    links = [fault for fault in scene.faults if fault.kind == "link"]
+    immaterial = [fault for fault in links if run.excess_s(fault) < least_s]
+    scores = {name: score(scene, found, immaterial) for name, found in reports.items()}
     for name, count in unsettled.items():
         scores[name].unsettled_onsets = count
     return scores
