@@ -1,4 +1,4 @@
-"""The metrics of a real job of two nodes, one of whose workers dies; read as Prometheus reads them."""
+"""The metrics of a real job of two nodes whose worker dies, read as Prometheus reads them."""
 
 from __future__ import annotations
 
