@@ -25,7 +25,7 @@ def holding_plan(job: Job) -> KnownPlan | None:
         return None  # what ran was no plan of a model
 
 
-def _held_by(plan: Plan, devices: tuple[tuple[int, int, bool], ...], version: int) -> Plan:
+def _held_by(plan: Plan, devices: tuple[tuple[int, int, float], ...], version: int) -> Plan:
     ranks = [rank for rank, _, usable in devices if usable][: plan.num_layers]
     edges = [plan.num_layers * place // len(ranks) for place in range(len(ranks) + 1)]
     stages = tuple(

@@ -223,7 +223,9 @@ def _timed(job: Job, message: say.Timed) -> list[Action]:
         return {rank: slot.node for rank, slot in job.slots.of.items()}
 
     before = job.slowness.report
-    said = [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
+    said: list[Action] = [
+        Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)
+    ]
     report = job.slowness.report
     return said if report is None or report is before else [*said, *adapting.judged(job, report)]
 

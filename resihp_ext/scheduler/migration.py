@@ -1,6 +1,6 @@
 """Moves work while a step runs: the paper's Algorithm 1 on programs that have begun.
 
-:mod:`resihp_ext.scheduler.migrate` plays the same idea before a step, with times that are known. 
+:mod:`resihp_ext.scheduler.migrate` plays the same idea before a step, with times that are known.
 Here all that is known is how far every instance has come, and how long its micro-batches took. When at
 some stage the front runner is more than ``delta`` micro-batches ahead of the slowest, a micro-batch
 that the slowest has not begun moves to the instance that would be done with it first, if that one

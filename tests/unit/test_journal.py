@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from megatron.resilience.executor.transition import Phases
 from megatron.resilience.faults.claims import as_text
 from megatron.resilience.recovery.journal import Journal, free_receipt, write_whole
+from megatron.resilience.recovery.notes import Notes
 from resihp_ext.control import messages as say
 from resihp_ext.events import Event, EventLog, read_events
 from resihp_ext.faults.fault import Fault, Kind
-from resihp_ext.plan.plan import Plan, uniform_plan
+from resihp_ext.plan.plan import Device, Plan, uniform_plan
 
 pytestmark = pytest.mark.unit
 
@@ -186,3 +188,46 @@ def test_a_receipt_names_the_fault_on_purpose_and_when_it_struck(tmp_path: Path)
     journal.changed(plan(2), receipt())
     assert "fault" not in kept(tmp_path, 1), "a fault has one loss"
     assert "notice" not in kept(tmp_path, 1)["phases_s"]
+
+
+def test_a_plan_for_slow_devices_has_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path, None, 0)
+    journal.begins(plan(0))
+    journal.changed(plan(1), receipt())
+    assert "from step" not in capsys.readouterr().out
+    slow = replace(plan(2), devices=(Device(rank=0, node=0, p=0.5), *plan().devices[1:]))
+    journal.changed(slow, receipt())
+    assert "resihp: from step 8 plan 2 instead of 1" in (said := capsys.readouterr().out)
+    assert "rank 0 at 0.50 of full speed" in said
+    journal.changed(replace(slow, version=3), receipt())
+    assert "from step" not in capsys.readouterr().out
+    journal.changed(plan(4), receipt())
+    assert "rank 0 at 1.00 of full speed" in capsys.readouterr().out
+
+
+def test_decisions_of_the_coordinator_become_events(tmp_path: Path) -> None:
+    heard: list[say.Message] = []
+    log = EventLog(tmp_path, rank=0)
+    notes = Notes(log, heard.append)
+    decision = say.Weighed(step=9, verdict="wait", why="yet", gain=0.5, lost_s=1.0, cost_s=2.0)
+    notes(decision)
+    notes(say.Withdraw(number=1))
+    assert heard == [say.Withdraw(number=1)]
+    log.close()
+    notes(decision)  # the job has just ended
+    Notes(None, heard.append)(decision)
+    (event,) = read_events(log.path)
+    assert (
+        event.items()
+        >= {
+            "event": "weighed",
+            "step": 9,
+            "verdict": "wait",
+            "why": "yet",
+            "gain": 0.5,
+            "lost_s": 1.0,
+            "cost_s": 2.0,
+        }.items()
+    )

@@ -12,11 +12,15 @@ from problems import GB, layout, tps_of
 
 from resihp_ext.control.actions import NeedPlan
 from resihp_ext.control.planning import Brief, plain, plan_for, with_version
+from resihp_ext.control.worth import Terms
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import MODELS, ModelShape
+from resihp_ext.emulation.prices import Prices
+from resihp_ext.emulation.scene import scene_from_yaml
 from resihp_ext.errors import UserError
+from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.check import checked
-from resihp_ext.plan.plan import Plan, uniform_plan
+from resihp_ext.plan.plan import Instance, Plan, uniform_plan
 from resihp_ext.plan.schedule import one_forward_one_backward
 
 pytestmark = pytest.mark.unit
@@ -161,3 +165,29 @@ def test_virtual_stages_are_planned_for_without() -> None:
     found = plan_for(need(brief, {3})).plan
     assert found is not None
     assert found == plan_for(need(TINY, {3})).plan
+
+
+def test_an_emulated_job_is_planned_with_the_times_of_the_large_model() -> None:
+    scene = scene_from_yaml("{model: llama2-7b, hardware: a100, time_scale: 1.0}", "scene")
+    brief = replace(TINY, hardware="a100", emulated=scene.shape, act=Terms(), last_step=9)
+    assert Brief.from_json(brief.to_json()) == brief
+    paced = Prices(scene, NOMINAL, brief.shape.seq_length, CPU)
+    planned = brief.cost.cost(NOMINAL, brief.shape, policy=CPU)
+    for stage in (0, 1):
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            here, action = Instance(replica=0, stage=stage), Action(kind=kind, micro_batch=0)
+            assert planned(here, action) == pytest.approx(paced.seconds(here, action), rel=1e-6)
+
+
+def test_the_answer_says_what_a_step_takes_now_and_then() -> None:
+    brief = replace(TINY, hardware="a100", emulated=MODELS["llama2-7b"])
+    healthy = plan_for(need(brief))
+    assert healthy.now_s == pytest.approx(healthy.then_s)
+    asked = need(brief)
+    devices = tuple((r, n, 0.5 if r == 3 else 1.0) for r, n, _ in asked.devices)
+    slow = plan_for(replace(asked, devices=devices))
+    assert healthy.now_s < slow.then_s < 0.8 * slow.now_s
+    assert slow.now_s == pytest.approx(2 * healthy.now_s, rel=0.2)
+    assert {d.rank: d.p for d in Plan.from_json(slow.plan or "").devices}[3] == 0.5
+    lost = plan_for(need(brief, {3}))
+    assert (lost.now_s, lost.then_s > 0) == (0.0, True)
