@@ -41,6 +41,9 @@ class Event(StrEnum):
     TRANSITION = "transition"
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
     ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""
+    MIGRATED = "migrated"
+    """Within this step a micro-batch has passed a stage in another replica than planned:
+    ``micro_batch``, ``source`` and ``target`` (``replica.stage``)."""
     JOB_END = "job_end"
     """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
     what this rank has sent over stage boundaries in all."""

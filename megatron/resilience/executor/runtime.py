@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.utils import get_model_config
 
 from megatron.resilience.emulation.pacer import Pacer
+from megatron.resilience.executor.migration import Course
 from megatron.resilience.executor.wire import Boundary, Wire
 from megatron.resilience.timing.clock import OFF, StepClock
 from resihp_ext.plan.action import COMPUTE, Action, Kind
@@ -52,6 +53,8 @@ class Step:
     """Told before every action what it is; may stop the pass."""
     clock: StepClock = OFF
     pacer: Pacer | None = None
+    course: Course | None = None
+    """Where the program may change while it runs."""
     forward_only: bool = False
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
@@ -65,7 +68,10 @@ class Step:
 
     def run(self, actions: Sequence[Action]) -> None:
         """Executes the actions of this rank up to SYNC."""
-        for action in actions:
+        index = 0
+        while index < len(actions):
+            actions = self._heard(index, actions)
+            action = actions[index]
             if action.kind is Kind.SYNC:
                 break
             name, waits = _NAMES[action.kind]
@@ -73,12 +79,30 @@ class Step:
             self.look(name, action.micro_batch, waiting=waits)
             with self._paced(action):
                 self._handlers[action.kind](self, action)
+            index += 1
         self.clock.begin(Kind.SYNC)
         with self.clock.waiting():
             self.look("send", waiting=True)
             self.wire.finish()
 
-    def _paced(self, action: Action) -> AbstractContextManager[None]:
+    def _heard(self, index: int, actions: Sequence[Action]) -> Sequence[Action]:
+        """The actions, with what has been agreed since."""
+        course = self.course
+        if course is None:
+            return actions
+        course.before(index)
+        self.plan = self.wire.plan = course.plan
+        return course.actions
+
+    @contextmanager
+    def _paced(self, action: Action) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.course is not None:
+                stack.enter_context(self.course.around(action))
+            stack.enter_context(self._emulated(action))
+            yield
+
+    def _emulated(self, action: Action) -> AbstractContextManager[None]:
         if self.pacer is None or action.kind not in COMPUTE:
             return nullcontext()
         batch = self.fetch(action.micro_batch)
