@@ -46,6 +46,9 @@ class Event(StrEnum):
     ``verdict`` (``act``, ``wait``, ``no``), ``why``, ``gain`` (part of a step), ``lost_s`` (for
     want of it, so far), ``cost_s`` (of the change). When the verdict is another one, and every 50
     steps; written by the lowest member."""
+    MIGRATED = "migrated"
+    """Within this step a micro-batch has passed a stage in another replica than planned:
+    ``micro_batch``, ``source`` and ``target`` (``replica.stage``)."""
     JOB_END = "job_end"
     """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
     what this rank has sent over stage boundaries in all."""

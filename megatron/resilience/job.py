@@ -35,8 +35,8 @@ from megatron.resilience.preset import read_preset, with_defaults
 from megatron.resilience.recovery.brief import brief
 from megatron.resilience.recovery.member import StoppedError
 from megatron.resilience.recovery.survive import Surroundings, Survivor
+from megatron.resilience.reports import report_steps
 from megatron.resilience.settings import Settings, add_our_flags
-from megatron.resilience.timing.report import report_times
 from megatron.resilience.upstream import arguments, parallel
 from megatron.resilience.upstream.batch import MicroBatch
 from megatron.resilience.upstream.board import Board
@@ -110,7 +110,7 @@ class Job:
         self._step: int | None = None
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
-        report_times(self.executor, self.events, self.settings.timing)
+        report_steps(self.executor, self.events, self.settings.timing)
         self._iterations = IterationRecords(self.events, self.rank.rank)
         self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration

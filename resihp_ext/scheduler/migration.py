@@ -1,9 +1,9 @@
 """Moves work while a step runs: the paper's Algorithm 1 on programs that have begun.
 
 :mod:`resihp_ext.scheduler.migrate` plays the same idea before a step, with times that are known.
-Here all that is known is how far every instance has come, and how long its micro-batches took. When at
-some stage the front runner is more than ``delta`` micro-batches ahead of the slowest, a micro-batch
-that the slowest has not begun moves to the instance that would be done with it first, if that one
+Here all that is known is how far each instance has come and how long its micro-batches took. When
+at some stage the front runner is more than ``delta`` micro-batches ahead of the slowest, one that
+the slowest has not begun moves to the instance that would be done with it first, if that instance
 is faster, and if the step would end earlier by the times so far. Progress alone would move too
 much: replicas differ in it for the length of their warm-ups, and a stage lags when another one of
 its replica is slow.
@@ -25,6 +25,8 @@ from resihp_ext.plan.program import Program
 
 GAIN = 0.01
 """Part of a step that a move must save: what it is judged by are means of a few times."""
+FASTER = 1.1
+"""How many times as fast an instance must be to be given work: less may be chance."""
 TRIES = 3
 """Micro-batches that are tried, the last first."""
 
@@ -149,7 +151,7 @@ def _of_stage(
     ends_s = {
         one: (len(left[one]) + 1) * mine_s
         for one in stage
-        if (mine_s := each_s[one]) is not None and mine_s < slow_s
+        if (mine_s := each_s[one]) is not None and mine_s * FASTER < slow_s
     }
     if not ends_s:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from resihp_ext.errors import UserError
 from resihp_ext.state.keepers import Redundancy
 
 
@@ -19,3 +20,13 @@ class ExecutorConfig:
     """Who keeps the optimizer's state of a weight: replicated: every rank that owns the weight
     (default); buddy: one of them, and a second copy on another node (default with
     --use-distributed-optimizer); checkpoint: one of them, checkpoints are the second copy."""
+
+    migrate_delta: int = 0
+    """How many micro-batches a replica's instance of a stage may be behind the fastest before one
+    of its pending micro-batches moves there, within the step; 0: none ever does. Only on CPUs."""
+
+    def __post_init__(self) -> None:
+        if self.migrate_delta < 0:
+            raise UserError(
+                f"--resilience-migrate-delta {self.migrate_delta}: a number of micro-batches, or 0"
+            )

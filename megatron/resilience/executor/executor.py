@@ -19,6 +19,7 @@ from megatron.resilience.executor.groups import GroupPool, Members, members_of
 from megatron.resilience.executor.guard import Figures, Guard, NoGuard
 from megatron.resilience.executor.layout import StateLayout
 from megatron.resilience.executor.manifest import pieces_of
+from megatron.resilience.executor.migration import Migrations
 from megatron.resilience.executor.optimizer import (
     DomainOptimizer,
     base_optimizer,
@@ -80,13 +81,13 @@ class Executor:
         self.device = device
         self.redundancy = redundancy
         self._player = Player(self.traffic, device)
+        self.migrations = Migrations()
         self._fresh = True
         self.guard: Guard = NoGuard()
         self.saving = Saving(device)
         self.copies: KeptCopies = NoCopies()
         self.restore: Callable[[list[torch.nn.Module]], tuple[int, str]] = _nothing_to_restore
-        """Loads the newest sound checkpoint into the present layout; returns the updates done in it
-        and what it is."""
+        """Loads the newest sound checkpoint; returns the updates done in it and what it is."""
         self.saved: Callable[[int], None] = _nothing_to_note
         """Told of the step after which a checkpoint was saved."""
         self.history = History()
@@ -125,6 +126,7 @@ class Executor:
         self.world.connect(self.seat.rank, backend=backend, store=store, timeout=timeout)
         self.pool = GroupPool(self.world, timeout)
         self._host = None if backend == "gloo" else dist.new_group(backend="gloo")
+        self.migrations.meet(store, self.world.epoch)
         self.pool.add(members_of(self.plan, (), self.world.members))
         self.groups = collection_for(self.seat, self.pool)
         install(self.seat, self.groups, self.world)
@@ -218,6 +220,7 @@ class Executor:
             timeout=self._timeout,
         )
         self.world = world
+        self.migrations.meet(self._store, world.epoch)
         self.pool = GroupPool(world, self._timeout)
         self._host = None if self._backend == "gloo" else dist.new_group(backend="gloo")
 
@@ -351,6 +354,7 @@ class Executor:
             models=self.models,
             look=self.guard.look,
             clock=clock,
+            migrations=self.migrations,
         )
 
     def _refresh(self, forward_only: bool) -> None:

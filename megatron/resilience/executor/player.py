@@ -13,6 +13,7 @@ from megatron.core.utils import get_model_config
 
 from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.groups import GroupPool
+from megatron.resilience.executor.migration import Migrations
 from megatron.resilience.executor.outbox import Holds
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.runtime import Look, Step
@@ -22,6 +23,7 @@ from megatron.resilience.upstream.stream import Stream
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.check import checked
 from resihp_ext.plan.plan import Plan
+from resihp_ext.plan.program import Program
 from resihp_ext.plan.schedule import one_forward_one_backward
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class Player:
         """Of an emulated device."""
         self.holds: Holds | None = None
         """Of slow links."""
-        self._programs: dict[tuple[int, bool], tuple[Plan, tuple[Action, ...]]] = {}
+        self._programs: dict[tuple[int, bool], tuple[Plan, Program]] = {}
 
     def forget(self) -> None:
         """Another plan begins."""
@@ -96,14 +98,26 @@ class Player:
         models: Sequence[torch.nn.Module],
         look: Look,
         clock: StepClock,
+        migrations: Migrations,
     ) -> Step:
         """Runs this rank's actions of a pass, from its beginning.
 
         Args:
             look: Told before every action what it is; may stop the pass.
             clock: Times every action.
+            migrations: Lets micro-batches of training passes move.
         """
-        plan, actions = self._program(plan, seat, work)
+        plan, program = self._program(plan, work)
+        host = seat.chunks[0] if seat.chunks else None
+        course = None
+        if not work.forward_only:
+            course = migrations.begin(
+                plan,
+                program,
+                host,
+                speaks=seat.tp_rank == 0,
+                tidies=seat.rank == min(pool.world.members),
+            )
         config = get_model_config(models[0])
         work.stream.go_to(work.position)
         step = Step(
@@ -125,23 +139,23 @@ class Player:
             look=look,
             clock=clock,
             pacer=self.pacer,
+            course=course,
             forward_only=work.forward_only,
             collect_non_loss_data=work.collect_non_loss_data,
         )
-        step.run(actions)
+        step.run(() if host is None else program.actions(host))
         work.stream.advance(work.micro_batches)
         return step
 
-    def _program(self, plan: Plan, seat: Seat, work: Pass) -> tuple[Plan, tuple[Action, ...]]:
-        """This rank's actions for a number of micro-batches: the plan's routes, repeated."""
+    def _program(self, plan: Plan, work: Pass) -> tuple[Plan, Program]:
+        """For a number of micro-batches: the plan's routes, repeated."""
         key = work.micro_batches, work.forward_only
         if key not in self._programs:
             routes = tuple(plan.routes[m % plan.micro_batches] for m in range(work.micro_batches))
             whole = replace(plan, routes=routes)
             program = one_forward_one_backward(whole, forward_only=work.forward_only)
             checked(program, whole, forward_only=work.forward_only)
-            actions = program.actions(seat.chunks[0]) if seat.chunks else ()
-            self._programs[key] = whole, actions
+            self._programs[key] = whole, program
         return self._programs[key]
 
     def _boundary(self, config: Any, work: Pass) -> Boundary:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.utils import get_model_config
 
 from megatron.resilience.emulation.pacer import Pacer, workload_of
+from megatron.resilience.executor.migration import Course
 from megatron.resilience.executor.wire import Boundary, Wire
 from megatron.resilience.timing.clock import OFF, StepClock
 from resihp_ext.cost.plan_cost import Workload
@@ -53,6 +54,8 @@ class Step:
     """Told before every action what it is; may stop the pass."""
     clock: StepClock = OFF
     pacer: Pacer | None = None
+    course: Course | None = None
+    """Where the program may change while it runs."""
     forward_only: bool = False
     collect_non_loss_data: bool = False
     reports: list[Any] = field(default_factory=list)
@@ -74,7 +77,10 @@ class Step:
             self.wire.close()
 
     def _run(self, actions: Sequence[Action]) -> None:
-        for action in actions:
+        index = 0
+        while index < len(actions):
+            actions = self._heard(index, actions)
+            action = actions[index]
             if action.kind is Kind.SYNC:
                 break
             name, waits = _NAMES[action.kind]
@@ -82,12 +88,32 @@ class Step:
             self.look(name, action.micro_batch, waiting=waits)
             with self._paced(action):
                 self._handlers[action.kind](self, action)
+            index += 1
         self.clock.begin(Kind.SYNC)
         with self.clock.waiting():
             self.look("send", waiting=True)
             self.wire.finish(lambda: self.look("send", waiting=True))
 
+    def _heard(self, index: int, actions: Sequence[Action]) -> Sequence[Action]:
+        """The actions, with what has been agreed since."""
+        course = self.course
+        if course is None:
+            return actions
+        course.before(index)
+        self.plan = self.wire.plan = course.plan
+        return course.actions
+
     def _paced(self, action: Action) -> AbstractContextManager[None]:
+        if self.course is None:
+            return self._emulated(action)
+        return self._told(self.course, action)
+
+    @contextmanager
+    def _told(self, course: Course, action: Action) -> Iterator[None]:
+        with course.around(action), self._emulated(action):
+            yield
+
+    def _emulated(self, action: Action) -> AbstractContextManager[None]:
         if self.pacer is None or action.kind not in COMPUTE:
             return nullcontext()
 

@@ -71,7 +71,13 @@ class Planned:
         if redundancy is None:
             redundancy = "buddy" if args.use_distributed_optimizer else "replicated"
         prepare(args)
-        return Executor(self.plan, self.rank.rank, device=device, redundancy=redundancy)
+        executor = Executor(self.plan, self.rank.rank, device=device, redundancy=redundancy)
+        executor.migrations.delta = settings.executor.migrate_delta
+        if executor.migrations.delta and device.type != "cpu":
+            # NCCL matches messages by their order and connects two ranks when they first speak; and
+            # times of actions are those of the host.
+            raise UserError("--resilience-migrate-delta needs --device cpu")
+        return executor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +109,8 @@ def planned_layout(
     path, resilience = settings.executor.plan_schedule, settings.resilience
     if path is not None and not resilience.resilience:
         raise UserError("--resilience-plan-schedule needs --resilience")
+    if settings.executor.migrate_delta and not resilience.resilience:
+        raise UserError("--resilience-migrate-delta needs --resilience")
     if not resilience.resilience or (resilience.resilience_observe_only and path is None):
         return Upstream()
     frame = _frame(words, rank)
