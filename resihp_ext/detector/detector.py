@@ -174,7 +174,10 @@ class Detector:
         if not np.isfinite(both).all():
             own, healthy = np.where(np.isfinite(both), (own, healthy), 0.0)
         top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
-        return np.divide(top, bottom, out=np.full(len(slots.ranks), np.nan), where=bottom > 0)
+        ratio: Array = np.divide(
+            top, bottom, out=np.full(len(slots.ranks), np.nan), where=bottom > 0
+        )
+        return ratio
 
     def _look_around(self, sample: Sample) -> None:
         """Learns what other TP degrees and numbers of layers take, from all devices at the speed
@@ -225,7 +228,8 @@ class Detector:
         with np.errstate(all="ignore"):
             ratio = seconds / self._link_s
             small = (seconds - self._link_s) < self._least_s
-        return np.where(small, np.minimum(ratio, 1.0), ratio)
+        result: Array = np.where(small, np.minimum(ratio, 1.0), ratio)
+        return result
 
     def _judge_iteration(
         self, step: int, sample: Sample, predicted: Array, explained: bool

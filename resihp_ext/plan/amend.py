@@ -174,7 +174,9 @@ def _candidates(
         begun += 1
     kept, rest = actions[:begun], actions[begun:]
     tail = tuple(one for one in rest if one.micro_batch < 0)
-    order = [(a.kind, a.micro_batch) for a in rest if a.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    order: _Order = [
+        (a.kind, a.micro_batch) for a in rest if a.kind in (Kind.FORWARD, Kind.BACKWARD)
+    ]
     forwards = [number for kind, number in order if kind is Kind.FORWARD]
     held = sum((a.kind is Kind.FORWARD) - (a.kind is Kind.BACKWARD) for a in kept)
     seen: set[tuple[tuple[Kind, int], ...]] = set()
