@@ -240,7 +240,7 @@ def test_units_are_in_the_names() -> None:
     for config, _ in GROUPS.values():
         for each in fields(config):
             if type(each.default) in (int, float):
-                assert re.search(r"_(s|ms|bytes|ratio|steps)$", each.name), each.name
+                assert re.search(r"_(s|ms|bytes|ratio|steps|micro_batches)$", each.name), each.name
 
 
 def test_help_texts_say_what_a_choice_means() -> None:

@@ -235,8 +235,12 @@ def test_silent_clients_block_nobody_for_long(
     ],
 )
 def test_a_place_that_cannot_be_had_is_one_line(
-    flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("LOGLEVEL", "WARNING")  # else all of this process's log is silenced
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

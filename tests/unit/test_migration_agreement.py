@@ -202,5 +202,5 @@ def test_passes_leave_nothing_in_the_store() -> None:
 def test_a_negative_gap_is_refused() -> None:
     from megatron.resilience.executor.config import ExecutorConfig
 
-    with pytest.raises(UserError, match="--resilience-migrate-delta -1"):
-        ExecutorConfig(migrate_delta=-1)
+    with pytest.raises(UserError, match="--resilience-migrate-delta-micro-batches -1"):
+        ExecutorConfig(migrate_delta_micro_batches=-1)

@@ -21,12 +21,13 @@ class ExecutorConfig:
     (default); buddy: one of them, and a second copy on another node (default with
     --use-distributed-optimizer); checkpoint: one of them, checkpoints are the second copy."""
 
-    migrate_delta: int = 0
+    migrate_delta_micro_batches: int = 0
     """How many micro-batches a replica's instance of a stage may be behind the fastest before one
     of its pending micro-batches moves there, within the step; 0: none ever does. Only on CPUs."""
 
     def __post_init__(self) -> None:
-        if self.migrate_delta < 0:
+        if self.migrate_delta_micro_batches < 0:
             raise UserError(
-                f"--resilience-migrate-delta {self.migrate_delta}: a number of micro-batches, or 0"
+                "--resilience-migrate-delta-micro-batches "
+                f"{self.migrate_delta_micro_batches}: a number of micro-batches, or 0"
             )

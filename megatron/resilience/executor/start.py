@@ -72,11 +72,11 @@ class Planned:
             redundancy = "buddy" if args.use_distributed_optimizer else "replicated"
         prepare(args)
         executor = Executor(self.plan, self.rank.rank, device=device, redundancy=redundancy)
-        executor.migrations.delta = settings.executor.migrate_delta
+        executor.migrations.delta = settings.executor.migrate_delta_micro_batches
         if executor.migrations.delta and device.type != "cpu":
             # NCCL matches messages by their order and connects two ranks when they first speak; and
             # times of actions are those of the host.
-            raise UserError("--resilience-migrate-delta needs --device cpu")
+            raise UserError("--resilience-migrate-delta-micro-batches needs --device cpu")
         return executor
 
 
@@ -109,8 +109,8 @@ def planned_layout(
     path, resilience = settings.executor.plan_schedule, settings.resilience
     if path is not None and not resilience.resilience:
         raise UserError("--resilience-plan-schedule needs --resilience")
-    if settings.executor.migrate_delta and not resilience.resilience:
-        raise UserError("--resilience-migrate-delta needs --resilience")
+    if settings.executor.migrate_delta_micro_batches and not resilience.resilience:
+        raise UserError("--resilience-migrate-delta-micro-batches needs --resilience")
     if not resilience.resilience or (resilience.resilience_observe_only and path is None):
         return Upstream()
     frame = _frame(words, rank)
