@@ -74,5 +74,4 @@ def test_a_step_with_a_slow_device_is_shorter_and_trains_the_same(tmp_path: Path
         assert trial.disagreements == 0
     assert all(sum(step.values()) == MICRO_BATCHES for step in counts(moving))
     assert counts(moving)[-1][0] > MICRO_BATCHES // 2
-    print(f"step: {slow_step_s(without):.3f} s, moving {slow_step_s(moving):.3f} s; {len(moved)}")
     assert slow_step_s(moving) < 0.9 * slow_step_s(without)
