@@ -15,6 +15,9 @@ from resihp_ext.detector.suspect import Suspect
 from resihp_ext.detector.watch import Rise, Watch
 from resihp_ext.plan.plan import Plan
 
+ALIKE = 0.5
+"""Part of the worst device's excess that all others of a node must show, for it to be the node's."""
+
 
 def device_suspects(plan: Plan, slots: Slots, watch: Watch, rises: Sequence[Rise]) -> list[Suspect]:
     """Devices that have become slower; all of a node together are its host."""
@@ -39,8 +42,10 @@ def _of_node(
     high = 1 + (watch.over_ratio - 1) / 2
     last = watch.last()
     # Who was as slow before does not join: one more device is one more device.
-    together = [i for i in members if last[i] > high * watch.known[i]]
-    if len(members) > 1 and len(together) == len(members):
+    rise = last[members] / watch.known[members]
+    # What slows a host down slows its devices alike; one that is a little late is no witness.
+    alike = (rise - 1).min() >= ALIKE * (rise - 1).max()
+    if len(members) > 1 and (rise > high).all() and alike:
         level = float(np.median(last[members]))
         for i in members:
             watch.know([i], float(last[i]))

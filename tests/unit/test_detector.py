@@ -49,6 +49,12 @@ def test_culprit_is_named_once_and_recovers(kind: str, ranks: tuple[int, ...]) -
     assert [r.recovered for r in found if r.recovered] == [ranks]
 
 
+def test_a_node_whose_devices_are_a_little_late_is_not_blamed_for_one_of_them() -> None:
+    late = [fault("device", (rank,), 1.11) for rank in (0, 1, 2)]
+    found = reports(scene(fault("device", (3,), 2.1), *late))
+    assert [(s.kind, s.ranks) for r in found for s in r.suspects] == [("device", (3,))]
+
+
 def test_healthy_run_is_quiet_and_predicted() -> None:
     found = reports(scene())
     assert not any(r.suspects or r.unexplained or r.recovered for r in found)
