@@ -16,7 +16,7 @@ from resihp_ext.detector.watch import Rise, Watch
 from resihp_ext.plan.plan import Plan
 
 ALIKE = 0.5
-"""Part of the worst device's excess that all others of a node must show, for it to be the node's."""
+"""Part of its worst device's excess that all others of a node must show, for it to be the node."""
 
 
 def device_suspects(plan: Plan, slots: Slots, watch: Watch, rises: Sequence[Rise]) -> list[Suspect]:
