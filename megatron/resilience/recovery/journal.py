@@ -36,6 +36,8 @@ class Journal:
         self._open: tuple[Path, dict[str, Any]] | None = None
         self._phases: Phases | None = None
         """Of the recovery that the open receipt is of."""
+        self.recovered_s: float | None = None
+        """Of the last recovery, until somebody takes it."""
         self._normal_s: dict[str, float] = {}
         self._ran: tuple[int, str] | None = None
         """Version and digest of the plan that ran last."""
@@ -62,6 +64,8 @@ class Journal:
             # Attempts in between that were broken off are no layouts that the job had.
             receipt["from_version"], receipt["from_plan"] = self._ran
         self._ran = plan.version, plan.digest
+        if losses:
+            self.recovered_s = max(0.0, time.time() - min(loss.time_s for loss in losses))
         if not self.writes:
             return
         receipt["losses"] = [
