@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import torch
 
+from megatron.resilience.board_records import BoardRecords
 from megatron.resilience.data.preflight import check_data, check_packing
 from megatron.resilience.device.choose import Device, choose_device
 from megatron.resilience.emulation.begin import begin_emulation
@@ -111,6 +112,7 @@ class Job:
         self.on_trained: Callable[[], None] | None = None
         self.events = self._open_events()
         report_steps(self.executor, self.events, self.settings.timing)
+        self._scalars = BoardRecords(self.board, self.args, self.executor)
         self._iterations = IterationRecords(self.events, self.rank.rank)
         self.survivor = self._survive()
         self.patches.training_log.observer = self._on_iteration
@@ -322,8 +324,7 @@ class Job:
     def _on_micro_batch(self, batch: MicroBatch) -> None:
         # Model chunks of one rank see the same micro-batch; the one with the loss counts it.
         if self.executor is not None and batch.is_read:
-            sizes = self.args.micro_batch_size, self.args.seq_length
-            self.executor.clock.note(*sizes, batch.bounds)
+            self.executor.clock.note(self.args.micro_batch_size, self.args.seq_length, batch.bounds)
         if batch.labels is not None:
             self._micro_batches.append(batch)
         self._started = True
@@ -357,8 +358,7 @@ class Job:
             self._forget_micro_batches()
         if self.events is not None:
             self._iterations.done(iteration, self._members())
-        if self.board is not None:
-            self.board.step_done()
+        self._scalars.done(iteration.step, self.survivor)
 
     def _members(self) -> Sequence[int]:
         """Ranks that train together, ascending."""

@@ -42,10 +42,10 @@ def _of_node(
     high = 1 + (watch.over_ratio - 1) / 2
     last = watch.last()
     # Who was as slow before does not join: one more device is one more device.
-    rise = last[members] / watch.known[members]
+    over = last[members] / watch.known[members]
     # What slows a host down slows its devices alike; one that is a little late is no witness.
-    alike = (rise - 1).min() >= ALIKE * (rise - 1).max()
-    if len(members) > 1 and (rise > high).all() and alike:
+    alike = (over - 1).min() >= ALIKE * (over - 1).max()
+    if len(members) > 1 and (over > high).all() and alike:
         level = float(np.median(last[members]))
         for i in members:
             watch.know([i], float(last[i]))

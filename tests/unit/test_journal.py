@@ -231,3 +231,14 @@ def test_decisions_of_the_coordinator_become_events(tmp_path: Path) -> None:
             "cost_s": 2.0,
         }.items()
     )
+
+
+@pytest.mark.parametrize("rank", [1, 2], ids=["writes", "does not"])
+def test_every_survivor_knows_what_a_recovery_took(tmp_path: Path, rank: int) -> None:
+    journal = Journal(tmp_path, None, rank)
+    journal.changed(plan(1), receipt())
+    assert journal.recovered_s is None, "a change without a loss"
+    loss = say.Loss(rank=0, cause="was killed", time_s=time.time() - 2.0)
+    journal.lost(view(1, 2, loss=loss), heard_s=time.perf_counter(), phases=Phases())
+    journal.changed(plan(2), receipt())
+    assert journal.recovered_s == pytest.approx(2.0, abs=0.5)

@@ -40,6 +40,8 @@ class Journal:
         self._open: tuple[Path, dict[str, Any]] | None = None
         self._phases: Phases | None = None
         """Of the recovery that the open receipt is of."""
+        self.recovered_s: float | None = None
+        """Of the last recovery, until somebody takes it."""
         self._normal_s: dict[str, float] = {}
         self._ran: Plan | None = None
         """The plan that ran last."""
@@ -68,6 +70,8 @@ class Journal:
         if before is not None:
             # Attempts in between that were broken off are no layouts that the job had.
             receipt["from_version"], receipt["from_plan"] = before.version, before.digest
+        if losses:
+            self.recovered_s = max(0.0, time.time() - min(loss.time_s for loss in losses))
         if not self.writes:
             return
         receipt["losses"] = [

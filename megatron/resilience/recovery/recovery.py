@@ -98,6 +98,12 @@ class Recovery:
         """Who runs it."""
         return self._executor.world
 
+    def recovered_s(self) -> float | None:
+        """Seconds of a recovery that is over and was not asked for yet: from the loss until the
+        next plan ran."""
+        found, self._journal.recovered_s = self._journal.recovered_s, None
+        return found
+
     def pace_step(self, step: int) -> None:
         """Says which step begins, counted from 1."""
         self._pace.step = step
