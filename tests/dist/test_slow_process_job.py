@@ -21,6 +21,7 @@ from resihp_ext.brake.cpu_tree import find_cpu_tree
 
 pytestmark = [
     pytest.mark.dist,
+    pytest.mark.slow,  # real timings: a machine that others use decides what is seen
     pytest.mark.timeout(300),
     needs_quota,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of 2 ranks"),
