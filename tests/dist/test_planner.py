@@ -55,12 +55,12 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def test_it_answers_as_the_pure_function_does(planner: PlannerProcess) -> None:
     asked = need(lost=(3,))
-    plan, why, version = planner(asked).result(LIMIT_S)
+    plan, why, version, *_ = planner(asked).result(LIMIT_S)
     expected = plan_for(asked)
     assert (plan, why, version) == (expected.plan, expected.reason, 7)
     assert planner.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, planner.pid) == min(19, os.nice(0) + 5)
-    plan, why, _ = planner(need(lost=tuple(range(8)))).result(LIMIT_S)
+    plan, why, *_ = planner(need(lost=tuple(range(8)))).result(LIMIT_S)
     assert (plan, why) == (None, "no plan: none of 8 devices is alive")
 
 
@@ -111,7 +111,7 @@ def test_a_process_that_hangs_is_done_without() -> None:
     hung = planner.pid or 0
     os.kill(hung, signal.SIGSTOP)
     began_s = time.perf_counter()
-    plan, _, version = planner(need(lost=(2,))).result(LIMIT_S)
+    plan, _, version, *_ = planner(need(lost=(2,))).result(LIMIT_S)
     assert time.perf_counter() - began_s < 5.0
     assert plan == plan_for(need(lost=(2,)), "progressive").plan
     assert version == 7
@@ -123,7 +123,7 @@ def test_a_process_that_hangs_is_done_without() -> None:
 def test_without_any_process_there_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     planner = PlannerProcess()
-    plan, _, _ = planner(need(lost=(2,))).result(LIMIT_S)
+    plan, *_ = planner(need(lost=(2,))).result(LIMIT_S)
     assert plan is not None
     assert 2 not in {rank for one in Plan.from_json(plan).replicas for rank in one.ranks}
     planner.close()

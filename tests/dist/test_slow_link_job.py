@@ -19,7 +19,7 @@ from resihp_ext.detector.timed import RankStep
 from resihp_ext.events import Event, read_events
 from resihp_ext.plan.action import RECEIVES
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(240)]
 
 STEPS, SLOW_FROM, HEALTHY_FROM, DELAY_S = 14, 5, 11, 0.05
 HOST = socket.gethostname()[:56]
