@@ -10,9 +10,9 @@ suspects together,
 * wrong: it names someone else (as well);
 * unnamed: it names nobody.
 
-A fault of factor 1.3 or more (a link's: that costs at least 1 % of a step) is found when its culprit
-is named while it lasts, or, failing that, when an alarm comes while it lasts that names no other
-fault's culprit.
+A fault of factor 1.3 or more (a link's: that costs at least 1 % of a step) is found when its
+culprit is named while it lasts, or, failing that, when an alarm comes while it lasts that names no
+other fault's culprit.
 
 Imports neither torch nor Megatron.
 """
