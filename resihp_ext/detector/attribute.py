@@ -17,6 +17,8 @@ from resihp_ext.plan.plan import Plan
 
 ALIKE = 0.5
 """Part of its worst device's excess that all others of a node must show, for it to be the node."""
+MASKED = 0.7
+"""A link that loses less than this part of what another one at the same rank loses is not named."""
 
 
 def device_suspects(plan: Plan, slots: Slots, watch: Watch, rises: Sequence[Rise]) -> list[Suspect]:
@@ -76,9 +78,9 @@ def _of_node(
 def link_suspects(
     pairs: Sequence[tuple[int, int]], watch: Watch, rises: Sequence[Rise], healthy_s: Array
 ) -> list[Suspect]:
-    """Links whose transfers have become longer."""
+    """Links whose transfers have become longer, and not only because of another one."""
     suspects = []
-    for rise in rises:
+    for rise in _leading(pairs, watch, rises, healthy_s):
         watch.know([rise.at], rise.level)
         usual_ms = 1e3 * healthy_s[rise.at]
         one, other = pairs[rise.at]
@@ -96,3 +98,25 @@ def link_suspects(
             )
         )
     return suspects
+
+
+def _leading(
+    pairs: Sequence[tuple[int, int]], watch: Watch, rises: Sequence[Rise], healthy_s: Array
+) -> list[Rise]:
+    """Without links that share an end with a link that lost much more time.
+
+    Who receives pieces of a message from several ranks waits for the last of them, so that all of
+    these links look slow, in one direction of two, when one of them is.
+    """
+    if not rises:
+        return []
+    lost_s = (watch.known - 1) * healthy_s
+    for rise in rises:
+        lost_s[rise.at] = (rise.level - 1) * healthy_s[rise.at]
+    ends = np.array(pairs)
+    kept = []
+    for rise in rises:
+        beside = np.isin(ends, pairs[rise.at]).any(axis=1)
+        if lost_s[rise.at] >= MASKED * float(np.nanmax(lost_s[beside])):
+            kept.append(rise)
+    return kept

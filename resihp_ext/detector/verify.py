@@ -66,12 +66,15 @@ class Changes:
             self._pending = found
         if self._pending is None or self._pending < self._wait:
             return None
-        age, self._pending = self._pending, None
+        age = self._pending
         if self._since_last - age < self._distance:
+            self._pending = None
             return None
         left, right = self._window.sides(age)
         left = left[-(self._since_last - age) :]
         if not differ(left, right, self._ratio):
+            # What begins slowly, or was dated too early, is compared again when there is more.
+            self._pending = age if age < self._distance else None
             return None
-        self._since_last = age
+        self._pending, self._since_last = None, age
         return Change(age=age, before=float(np.mean(left)), after=float(np.mean(right)))
