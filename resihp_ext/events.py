@@ -41,6 +41,10 @@ class Event(StrEnum):
     TRANSITION = "transition"
     """The layout has changed before a step: ``receipt`` (number of the file in ``receipts/``),
     ``from_version``, ``to_version``, ``total_s``, ``moved_bytes``, ``reason``."""
+    VALIDATION = "validation"
+    """The coordinator has had a suspect measured, or measured again: ``kind``, ``ranks``,
+    ``verdict``, ``p`` by rank and ``links`` by pair where they are decided, ``estimated_p``,
+    ``again`` (whether it was known), ``evidence``, ``took_s`` at the boundary."""
     JOB_END = "job_end"
     """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
     what this rank has sent over stage boundaries in all."""
@@ -49,8 +53,11 @@ class Event(StrEnum):
 class EventLog:
     """Appends events of one rank to ``events.jsonl``; the owner calls :meth:`close`."""
 
-    def __init__(self, directory: Path, *, rank: int) -> None:
+    def __init__(self, directory: Path, *, rank: int | None) -> None:
         """Opens the log, creating ``directory``.
+
+        Args:
+            rank: None: the coordinator's.
 
         Raises:
             UserError: the directory cannot be written.

@@ -5,9 +5,12 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from resihp_ext.control.messages import Message
+from resihp_ext.events import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,15 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """An event for ``events.jsonl``."""
+
+    event: Event
+    step: int
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over."""
 
@@ -62,4 +74,4 @@ class End:
     cause: str
 
 
-Action = ToRank | ToNode | NeedPlan | Prepare | Say | End
+Action = ToRank | ToNode | NeedPlan | Prepare | Say | Record | End

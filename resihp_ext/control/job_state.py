@@ -25,6 +25,7 @@ from resihp_ext.control.actions import Action, NeedPlan, ToRank
 from resihp_ext.control.messages import Loss, Message
 from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.control.slowness import Slowness
+from resihp_ext.control.validation import Validation
 from resihp_ext.errors import EXIT_OK
 
 REMEMBERED = 20
@@ -229,6 +230,7 @@ class Job:
     retry_s: float = 0.0
     """Before this nothing is proposed."""
     slowness: Slowness = field(default_factory=Slowness)
+    validation: Validation = field(default_factory=Validation)
 
     def connected(self) -> tuple[int, ...]:
         """Ranks without which the others cannot go on."""

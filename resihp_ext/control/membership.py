@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from resihp_ext.control import changes, gathering, losses
@@ -23,6 +24,7 @@ from resihp_ext.control.actions import Action, Say, ToNode
 from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
 from resihp_ext.control.messages import Message
 from resihp_ext.control.slots import Node, State
+from resihp_ext.control.validation import Crew
 from resihp_ext.errors import EXIT_REQUEUE
 
 __all__ = ["Membership", "Phase", "Rules"]
@@ -178,6 +180,7 @@ def _described(job: Job, message: say.Described) -> list[Action]:
     if job.phase is Phase.STARTING:
         job.problem, job.plan = message.problem, KnownPlan.of(message.plan)
         job.version = max(job.version, job.plan.version)
+        job.validation.recheck_steps = message.recheck_steps
     return []
 
 
@@ -198,11 +201,24 @@ def _armed(job: Job, message: say.Armed) -> list[Action]:
 def _timed(job: Job, message: say.Timed) -> list[Action]:
     if job.plan is None or job.phase is not Phase.RUNNING:
         return []
+    nodes = partial(_nodes, job)
+    lines = job.slowness.heard(message.times, job.plan.text, nodes)
+    return [*map(Say, lines), *job.validation.watch(job.slowness, _crew(job), nodes)]
 
-    def nodes() -> dict[int, str]:
-        return {rank: slot.node for rank, slot in job.slots.of.items()}
 
-    return [Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)]
+def _probed(job: Job, message: say.Probed) -> list[Action]:
+    if job.phase is not Phase.RUNNING:
+        return []
+    return job.validation.probed(message, job.slowness, partial(_nodes, job))
+
+
+def _crew(job: Job) -> Crew:
+    # While a change is under way nobody has time: what is asked for now would be void.
+    return Crew(epoch=job.epoch, members=job.members, free=job.proposal is None)
+
+
+def _nodes(job: Job) -> dict[int, str]:
+    return {rank: slot.node for rank, slot in job.slots.of.items()}
 
 
 _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
@@ -219,4 +235,5 @@ _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
     say.Ready: changes.ready,
     say.Agreed: changes.agreed,
     say.Timed: _timed,
+    say.Probed: _probed,
 }

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from resihp_ext.detector.probe import MOST_TASKS, Measured, Task
 from resihp_ext.detector.timed import RankStep
 
 Rank = Annotated[int, Meta(ge=0, lt=2**20)]
@@ -64,6 +65,8 @@ class Described(Message, frozen=True, kw_only=True, tag="described"):
     """JSON of ``resihp_ext.control.problem``."""
     plan: Text
     """JSON of the plan that runs."""
+    recheck_steps: Count = 0
+    """Steps between two measurements of what was found slow; 0: none."""
 
 
 class Armed(Message, frozen=True, kw_only=True, tag="armed"):
@@ -161,6 +164,19 @@ class Timed(Message, frozen=True, kw_only=True, tag="timed"):
             raise ValueError(f"times of rank {self.times.rank}, {most} actions: not acceptable")
 
 
+class Probed(Message, frozen=True, kw_only=True, tag="probed"):
+    """What a worker has measured in a probe in which it took part."""
+
+    rank: Rank
+    number: Count
+    step: Count
+    """The one that begins after it."""
+    took_s: float
+    """At the boundary between two steps, in all."""
+    measured: Annotated[tuple[Measured, ...], Meta(max_length=MOST_TASKS)]
+    """Tasks that gave nothing are left out."""
+
+
 # To workers.
 
 
@@ -208,6 +224,15 @@ class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A proposal is void, unless all have agreed to it already."""
 
     number: Count
+
+
+class Probe(Message, frozen=True, kw_only=True, tag="probe"):
+    """Micro-benchmarks for some members, at a boundary between steps on which all agree."""
+
+    number: Annotated[int, Meta(gt=0, lt=2**53)]
+    epoch: Count
+    """Of the group of processes that does it; void in any other."""
+    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MOST_TASKS)]
 
 
 class Enter(Message, frozen=True, kw_only=True, tag="enter"):
@@ -341,10 +366,12 @@ AnyMessage = (
     | Ready
     | Leaving
     | Timed
+    | Probed
     | View
     | Go
     | Propose
     | Withdraw
+    | Probe
     | Enter
     | Stop
     | NodeHello

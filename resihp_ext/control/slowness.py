@@ -6,7 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from resihp_ext.plan.plan import Plan
@@ -37,6 +37,23 @@ class Slowness:
         self._failed = False
         self.report: Report | None = None
         """Of the latest step that was judged."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The last one that anybody has told times of."""
+        return self._plan
+
+    def confirmed(
+        self, p: Mapping[int, float], links: Mapping[tuple[int, int], float] | None = None
+    ) -> None:
+        """Takes what a validation has found: throughputs by rank, and by pair of ranks."""
+        if self._detector is not None and not self._failed:
+            self._detector.confirm(p, links)
+
+    def cleared(self, ranks: Iterable[int], links: Iterable[tuple[int, int]] = ()) -> None:
+        """What was slow before was measured as healthy."""
+        if self._detector is not None and not self._failed:
+            self._detector.clear(ranks, links)
 
     def heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         """A rank has told of a step.

@@ -30,6 +30,7 @@ UP = (
     say.Leaving,
     say.Troubled,
     say.Timed,
+    say.Probed,
 )
 TO_SERVER: dict[str, tuple[type[Message], ...]] = {
     WORKER: UP,
@@ -38,7 +39,7 @@ TO_SERVER: dict[str, tuple[type[Message], ...]] = {
 }
 """What a server takes from whom."""
 TO_CLIENT: dict[str, tuple[type[Message], ...]] = {
-    WORKER: (say.View, say.Go, say.Propose, say.Withdraw, say.Enter, say.Stop),
+    WORKER: (say.View, say.Go, say.Propose, say.Withdraw, say.Probe, say.Enter, say.Stop),
     AGENT: (
         say.ForRanks,
         say.Lease,

@@ -65,6 +65,18 @@ def verdict_line(suspect: Suspect, nodes: Nodes, verdict: Verdict, p: float | No
             return _line(f"{who}: could not be measured; taken for healthy until it is")
 
 
+def remeasured_line(ranks: Iterable[int], nodes: Nodes, p: float, *, link: bool = False) -> str:
+    """What was measured as slow before is measured as healthy."""
+    found = Suspect(
+        kind="link" if link else "device",
+        ranks=tuple(sorted(ranks)),
+        p=p,
+        since_step=0,
+        evidence="",
+    )
+    return _line(f"{_subject(found, nodes)}: measured at {_ratio(p)} of full speed, slow no more")
+
+
 def recovered_line(ranks: Iterable[int], nodes: Nodes, step: int) -> str:
     """Devices that are as fast as ever again."""
     ranks = sorted(ranks)
