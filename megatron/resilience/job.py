@@ -267,7 +267,7 @@ class Job:
                 events=self.events,
                 config=self.settings.recovery,
                 faults=faults,
-                detect=self.settings.timing.detect != "off",
+                timing=self.settings.timing,
                 describe=lambda: brief(self.args, layout, self.device),
                 also=driver if len(plans) > 1 else None,
                 level=self.settings.checkpoint.verify_checkpoint,

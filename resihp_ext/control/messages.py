@@ -13,24 +13,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from resihp_ext.detector.probe import MOST_TASKS, Measured, Task
+from resihp_ext.control.probing import Probe as Probe
+from resihp_ext.control.probing import Probed as Probed
+from resihp_ext.control.schema import (
+    Count,
+    Figures,
+    Line,
+    Name,
+    Rank,
+    Ranks,
+    Raw,
+    Text,
+)
+from resihp_ext.control.schema import Message as Message
 from resihp_ext.detector.timed import RankStep
-
-Rank = Annotated[int, Meta(ge=0, lt=2**20)]
-Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Name = Annotated[str, Meta(max_length=64)]
-Line = Annotated[str, Meta(max_length=1000)]
-Text = Annotated[str, Meta(max_length=2**24)]
-Raw = Annotated[bytes, Meta(max_length=2**24)]
-Ranks = Annotated[tuple[Rank, ...], Meta(max_length=2**20)]
-Figures = Annotated[tuple[float, ...], Meta(max_length=64)]
 
 MOST_ACTIONS = 2**16
 """Of a rank in a step, and so of micro-batches."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent; the class's tag says which it is."""
 
 
 class Loss(Message, frozen=True, kw_only=True, tag="loss"):
@@ -164,19 +163,6 @@ class Timed(Message, frozen=True, kw_only=True, tag="timed"):
             raise ValueError(f"times of rank {self.times.rank}, {most} actions: not acceptable")
 
 
-class Probed(Message, frozen=True, kw_only=True, tag="probed"):
-    """What a worker has measured in a probe in which it took part."""
-
-    rank: Rank
-    number: Count
-    step: Count
-    """The one that begins after it."""
-    took_s: float
-    """At the boundary between two steps, in all."""
-    measured: Annotated[tuple[Measured, ...], Meta(max_length=MOST_TASKS)]
-    """Tasks that gave nothing are left out."""
-
-
 # To workers.
 
 
@@ -224,15 +210,6 @@ class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A proposal is void, unless all have agreed to it already."""
 
     number: Count
-
-
-class Probe(Message, frozen=True, kw_only=True, tag="probe"):
-    """Micro-benchmarks for some members, at a boundary between steps on which all agree."""
-
-    number: Annotated[int, Meta(gt=0, lt=2**53)]
-    epoch: Count
-    """Of the group of processes that does it; void in any other."""
-    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MOST_TASKS)]
 
 
 class Enter(Message, frozen=True, kw_only=True, tag="enter"):

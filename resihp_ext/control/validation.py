@@ -115,6 +115,7 @@ class Validation:
             self._take(report)
             return [*self._overdue(report.step, crew, nodes), *self._ask(slowness, crew, nodes)]
         except Exception as error:
+            logger.exception("validation failed")
             return self._gives_up(error)
 
     def probed(self, message: say.Probed, slowness: Slowness, nodes: Nodes) -> list[Action]:
@@ -129,12 +130,12 @@ class Validation:
             self._asked = None
             return self._judge(asked, slowness, nodes)
         except Exception as error:
+            logger.exception("validation failed")
             return self._gives_up(error)
 
     def _gives_up(self, error: Exception) -> list[Action]:
         # Training must not end because somebody who only looks on has failed.
         self._failed, self._asked = True, None
-        logger.exception("validation failed")
         return [Say(f"resihp: slow devices are not measured any more: {error!r}"[:400])]
 
     # Who is to be measured

@@ -37,7 +37,7 @@ class JudgeConfig:
     """Repetitions without which a median is none."""
 
     def __post_init__(self) -> None:
-        if not 0 < min(self.device_below_ratio, self.link_below_ratio):
+        if not min(self.device_below_ratio, self.link_below_ratio) > 0:
             raise UserError("validation: ratios must be above 0")
         if max(self.device_below_ratio, self.link_below_ratio) > 1:
             raise UserError("validation: ratios must not be above 1")

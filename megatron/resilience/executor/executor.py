@@ -318,6 +318,11 @@ class Executor:
         """From now on this rank is as slow as an emulated device."""
         self._player.pacer = pacer
 
+    @property
+    def pacer(self) -> Pacer | None:
+        """Of an emulated device."""
+        return self._player.pacer
+
     def figures(self) -> dict[str, Any]:
         """What this rank has sent and, if it was emulated, how well."""
         return {**asdict(self.traffic), **self._player.figures()}

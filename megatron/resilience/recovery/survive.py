@@ -28,6 +28,8 @@ from megatron.resilience.recovery.member import Member
 from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.recovery.shards import Shards
+from megatron.resilience.timing.config import TimingConfig
+from megatron.resilience.validation.begin import validator_of
 from resihp_ext.control.client import WorkerLink
 from resihp_ext.control.messages import MOST_ACTIONS, Hello, Leaving, Timed
 from resihp_ext.control.worker_environment import WorkerEnvironment
@@ -58,8 +60,8 @@ class Surroundings:
     """JSON of what the coordinator needs to plan."""
     also: Callable[[list[torch.nn.Module]], None] | None
     """A further change of plans that is due by itself."""
-    detect: bool
-    """Whether the coordinator looks for slow devices."""
+    timing: TimingConfig
+    """Whether the coordinator looks for slow devices, and has them measured."""
     level: Level
     """How thoroughly checkpoints are verified."""
     initialise: Callable[[list[torch.nn.Module]], object]
@@ -109,15 +111,21 @@ class Survivor:
             self._shards,
             (around.rank.master_addr, around.rank.master_port),
         )
+        detects = around.timing.detect != "off"
         self._boundary = Boundary(
-            self.recovery, describe=around.describe, also=around.also, joins=agent.joins
+            self.recovery,
+            describe=around.describe,
+            also=around.also,
+            joins=agent.joins,
+            validator=validator_of(executor, self._member, self.recovery) if detects else None,
+            recheck_steps=around.timing.recheck_steps,
         )
         self._arm_faults(around)
         patches.group_birth.guard = guarded_birth(self._member.abort)
         executor.guard = self.recovery
         executor.before_step = self._boundary
         executor.before_training = self._before_training
-        if around.detect:
+        if detects:
             executor.clock.on_step.append(self._tell_times)
         self._link.start()
         self._member.link = self._link
