@@ -19,7 +19,7 @@ from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Action, Record, Say, ToRank
 from resihp_ext.control.slowness import Slowness
 from resihp_ext.detector.probe import Task
-from resihp_ext.detector.suspect import Report, Suspect, Verdict
+from resihp_ext.detector.suspect import Report, Suspect, SuspectKind, Verdict
 from resihp_ext.events import Event
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Nodes = Callable[[], Mapping[int, str]]
-Key = tuple[str, tuple[int, ...]]
+Key = tuple[SuspectKind, tuple[int, ...]]
 """Kind of a suspect, and its ranks."""
 
 ANSWER_STEPS = 8
@@ -285,5 +285,4 @@ class Validation:
 def _known(key: Key, p: float, step: int) -> Suspect:
     """What was found slow before, to be measured again."""
     kind, ranks = key
-    assert kind in ("device", "link", "host")
     return Suspect(kind=kind, ranks=ranks, p=p, since_step=step, evidence="was measured as slow")
