@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, isfinite
+from math import hypot, inf, isfinite
 from statistics import median
 
 from resihp_ext.detector.probe import Task, TaskKind
@@ -37,11 +37,9 @@ class JudgeConfig:
     """Repetitions without which a median is none."""
 
     def __post_init__(self) -> None:
-        if not min(self.device_below_ratio, self.link_below_ratio) > 0:
-            raise UserError("validation: ratios must be above 0")
-        if max(self.device_below_ratio, self.link_below_ratio) > 1:
-            raise UserError("validation: ratios must not be above 1")
-        if self.sigmas < 0 or self.least_samples < 1:
+        if not all(0 < ratio <= 1 for ratio in (self.device_below_ratio, self.link_below_ratio)):
+            raise UserError("validation: ratios must be above 0 and not above 1")
+        if not (isfinite(self.sigmas) and self.sigmas >= 0) or self.least_samples < 1:
             raise UserError("validation: sigmas must be 0 or more, least_samples 1 or more")
 
 
@@ -186,6 +184,8 @@ def _compare(
     apart = (max(medians) - min(medians)) / 2 / reference_s
     doubt = hypot(own.error, max(apart, *(one.error for one in healthy)))
     ratio = reference_s / own.median_s
+    if not 0 < ratio < inf:  # times so far apart are no times
+        return Verdict.UNKNOWN, 1.0
     margin = config.sigmas * doubt * ratio
     p = min(ratio, 1.0)
     if ratio + margin < limit:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resihp_ext.detector.probe import Task, TaskKind
+from resihp_ext.detector.probe import MOST_RANKS, Task, TaskKind
 from resihp_ext.detector.references import REFERENCES, tasks_for
 from resihp_ext.detector.suspect import Suspect, SuspectKind, Verdict
 from resihp_ext.detector.validate import Finding, JudgeConfig, judge
@@ -28,7 +28,7 @@ def plan(ranks: int = 8, per_node: int = 2) -> Plan:
         tp=1,
         pp=2,
         dp=ranks // 2,
-        micro_batches=8,
+        micro_batches=ranks,
         virtual=1,
         devices_per_node=per_node,
     )
@@ -129,6 +129,21 @@ def test_only_the_suspect_and_few_healthy_ranks_take_part(data: st.DataObject) -
     assert tasks == tasks_for(suspect(kind, *ranks), layout, sorted(healthy)), "the same every time"
 
 
+def test_where_few_nodes_are_a_host_or_link_has_nobody_to_be_compared_with() -> None:
+    assert asked(suspect("host", *range(8)), plan(per_node=8)) == ()
+    assert asked(suspect("link", 3, 4), plan(per_node=4)) == (), "no other node"
+    inside = [task.ranks for task in asked(suspect("link", 3, 4), plan(per_node=8))]
+    assert inside == [(3, 4), (0, 1), (2, 5)], "other links of the same node"
+
+
+@pytest.mark.parametrize("per_node", [MOST_RANKS - REFERENCES, MOST_RANKS])
+def test_a_large_host_is_measured_as_far_as_a_task_reaches(per_node: int) -> None:
+    layout = plan(4 * per_node, per_node)
+    products, own, *others = asked(suspect("host", *range(per_node)), layout)
+    assert len(products.ranks) == MOST_RANKS
+    assert {len(ring.ranks) for ring in (own, *others)} == {MOST_RANKS - REFERENCES}
+
+
 # -- what is found -------------------------------------------------------------
 
 
@@ -214,12 +229,138 @@ def test_a_verdict_is_right_or_there_is_none(p: float, noise: float, seed: int) 
         assert found.verdict is not Verdict.UNKNOWN
 
 
+@pytest.mark.parametrize("ratio", [0.5, JudgeConfig().device_below_ratio, 1.0])
+@pytest.mark.parametrize("kind", ["device", "link"])
+def test_without_noise_the_limit_alone_decides(kind: SuspectKind, ratio: float) -> None:
+    one = suspect(kind, *((3,) if kind == "device" else (2, 3)))
+    # The other limit must have no say.
+    config = JudgeConfig(device_below_ratio=ratio, link_below_ratio=0.1)
+    if kind == "link":
+        config = JudgeConfig(device_below_ratio=0.1, link_below_ratio=ratio)
+    tasks = asked(one)
+    for p, verdict in ((ratio * (1 + 1e-9), Verdict.HEALTHY), (ratio * (1 - 1e-9), Verdict.SLOW)):
+        assert judge(one, tasks, measured(tasks, {3: p}, noise=0), config).verdict is verdict
+
+
+def test_a_tie_is_no_difference_and_the_limit_itself_is_healthy() -> None:
+    one = suspect("device", 3)
+    tasks = asked(one)
+    tie = judge(one, tasks, measured(tasks, {}, noise=0), JudgeConfig(device_below_ratio=1.0))
+    assert (tie.verdict, tie.p) == (Verdict.HEALTHY, {3: 1.0})
+    at = judge(one, tasks, measured(tasks, {3: 0.5}, noise=0), JudgeConfig(device_below_ratio=0.5))
+    assert (at.verdict, at.p) == (Verdict.HEALTHY, {3: 0.5})
+
+
+def test_as_many_standard_errors_as_asked_for_must_lie_between() -> None:
+    one = suspect("device", 3)
+    tasks = asked(one)
+    seconds = measured(tasks, {}, noise=0)
+    seconds[0, 3] = [2 * HEALTHY_S * part for part in (0.98, 1.0, 1.02)]
+    error = 1.2533 * 1.4826 * 0.02 / 3**0.5
+    enough = (JudgeConfig().device_below_ratio - 0.5) / (0.5 * error)
+    found = [
+        judge(one, tasks, seconds, JudgeConfig(sigmas=sigmas)).verdict
+        for sigmas in (0.0, enough * 0.999, enough * 1.001)
+    ]
+    assert found == [Verdict.SLOW, Verdict.SLOW, Verdict.UNKNOWN]
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_fewer_repetitions_than_the_least_are_none(rank: int) -> None:
+    one = suspect("device", 3)
+    tasks = tasks_for(one, plan(), [2])
+    seconds = measured(tasks, {3: 0.5}, noise=0)
+    least = JudgeConfig().least_samples
+    seconds[0, rank] = seconds[0, rank][:least]
+    assert judge(one, tasks, seconds).verdict is Verdict.SLOW
+    seconds[0, rank] = [*seconds[0, rank][1:], float("nan")]
+    assert judge(one, tasks, seconds).verdict is Verdict.UNKNOWN
+
+
+def test_how_far_a_slow_reference_is_forgiven() -> None:
+    one, q = suspect("device", 3), 0.9
+    tasks = asked(one)
+    reference = next(rank for rank in tasks[0].ranks if rank != 3)
+    limit = JudgeConfig().device_below_ratio
+    slow, healthy = limit / (2 / q - 1), limit / (2 - 1 / q)  # three times half their distance
+    speeds = (slow * 0.999, slow * 1.001, healthy * 0.999, healthy * 1.001)
+    found = [
+        judge(one, tasks, measured(tasks, {3: p, reference: q}, noise=0)).verdict for p in speeds
+    ]
+    assert found == [Verdict.SLOW, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.HEALTHY]
+
+
+@given(p=st.floats(0.1, 1.0), q=st.floats(0.1, 1.0), which=st.integers(0, 1))
+def test_one_slow_reference_never_turns_a_verdict(p: float, q: float, which: int) -> None:
+    one = suspect("device", 3)
+    tasks = asked(one)
+    reference = [rank for rank in tasks[0].ranks if rank != 3][which]
+    found = judge(one, tasks, measured(tasks, {3: p, reference: q}, noise=0)).verdict
+    limit = JudgeConfig().device_below_ratio
+    wrong = Verdict.SLOW if p > limit * (1 + 1e-9) else Verdict.HEALTHY
+    assert found is not wrong or abs(p - limit) < 1e-8
+
+
+def test_where_all_are_slow_alike_nobody_is_slower_than_others() -> None:
+    found = finding(suspect("device", 3), dict.fromkeys(range(8), 0.4))
+    assert found.verdict is Verdict.HEALTHY, "only others say how fast a device should be"
+    assert found.p[3] == pytest.approx(1.0, abs=0.05)
+
+
+def test_of_a_host_only_the_slow_devices_are_slow() -> None:
+    one = suspect("host", 0, 1)
+    tasks = asked(one)
+    seconds = measured(tasks, {1: 0.5})
+    found = judge(one, tasks, seconds)
+    assert (found.verdict, found.slow, set(found.p)) == (Verdict.SLOW, {1}, {0, 1})
+    del seconds[0, 0]
+    assert set(judge(one, tasks, seconds).p) == {1}, "nothing is known of rank 0"
+    alone = {key: value for key, value in measured(tasks, {}).items() if key != (0, 0)}
+    assert judge(one, tasks, alone).verdict is Verdict.UNKNOWN
+
+
+@given(st.data(), st.sampled_from([suspect("device", 3), suspect("host", 0, 1)]))
+def test_a_finding_depends_on_what_was_measured_and_on_no_order(
+    data: st.DataObject, one: Suspect
+) -> None:
+    tasks = asked(one)
+    speed = data.draw(st.dictionaries(st.integers(0, 7), st.floats(0.2, 1.0)))
+    seconds = measured(tasks, speed, seed=data.draw(st.integers(0, 99)))
+    shuffled = {
+        key: data.draw(st.permutations(seconds[key]))
+        for key in data.draw(st.permutations(list(seconds)))
+    }
+    found = judge(one, tasks, seconds)
+    assert found == judge(one, tasks, seconds) == judge(one, tasks, shuffled)
+    other = judge(one, tasks, {key: [4 * value for value in seconds[key]] for key in seconds})
+    assert replace(other, evidence="") == replace(found, evidence=""), "no speed is the right one"
+
+
+@given(st.data())
+def test_whatever_comes_back_a_throughput_is_one(data: st.DataObject) -> None:
+    one = data.draw(st.sampled_from([suspect("device", 3), suspect("link", 1, 2)]))
+    tasks = asked(one)
+    keys = st.tuples(st.integers(0, len(tasks)), st.integers(0, 7))
+    found = judge(one, tasks, data.draw(st.dictionaries(keys, st.lists(st.floats(), max_size=5))))
+    assert all(0 < p <= 1 for p in (*found.p.values(), *found.links.values()))
+    assert (found.least_p is None) == (found.verdict is Verdict.UNKNOWN)
+
+
+def test_times_that_no_ratio_holds_decide_nothing() -> None:
+    one = suspect("device", 3)
+    tasks = asked(one)
+    seconds = {(0, rank): [1e300 if rank == 3 else 1e-300] * 3 for rank in tasks[0].ranks}
+    assert judge(one, tasks, seconds).verdict is Verdict.UNKNOWN, "a speed of 0 would be death"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"device_below_ratio": 0.0},
         {"link_below_ratio": 1.1},
+        {"link_below_ratio": float("nan")},
         {"sigmas": -1.0},
+        {"sigmas": float("nan")},
         {"least_samples": 0},
     ],
 )
