@@ -127,7 +127,11 @@ def _places(status: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _troubles(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _by_kind("resihp_lost", "Processes that were lost.", status["lost"], known=LOST_KINDS)
-    yield _counter("resihp_recoveries", "Recoveries, begun.", {(): status["recoveries"]})
+    yield _counter(
+        "resihp_recoveries",
+        "Recoveries for which members were told a plan.",
+        {(): status["recoveries"]},
+    )
     times = status["recovery_times"]
     bounds = [*map(str, BOUNDS_S), "+Inf"]
     yield HistogramMetricFamily(
