@@ -124,6 +124,8 @@ def rank_rows(look: Look) -> list[Row]:
     groups: dict[tuple[str, ...], list[int]] = {}
     plan, idle = look.plan, set(look.status.get("standby", ()))
     p_of = {} if plan is None else {device.rank: device.p for device in plan.devices}
+    # The coordinator knows more of those who train: what is measured, too.
+    p_of |= {int(rank): p for rank, p in look.status.get("speeds", {}).items()}
     visits = {} if plan is None else _visits(plan)
     for name, node in look.status["nodes"].items():
         for text, slot in node["ranks"].items():

@@ -22,6 +22,8 @@ from resihp_ext.plan.plan import Plan
 
 TAIL_BYTES = 1 << 18
 """Of ``events.jsonl`` that are read for every look."""
+MANY = (Event.MICRO_BATCHES, Event.STEP_TIMES)
+"""Of several ranks in every step: they would leave no room for what has happened."""
 RECEIPTS = 5
 """Of which the latest are read."""
 
@@ -41,7 +43,7 @@ class Look:
     plan: Plan | None = None
     """That runs, if the directory has it."""
     events: Sequence[Mapping[str, Any]] = ()
-    """The latest of ``events.jsonl``, workload left out."""
+    """The latest of ``events.jsonl``, workload and times left out."""
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     """The latest, by number."""
 
@@ -79,7 +81,7 @@ class Watcher:
 
 
 def latest_events(directory: Path) -> list[dict[str, Any]]:
-    """Events of the job that runs, without what each step worked on."""
+    """Events of the job that runs, without what each step worked on and how long it took."""
     try:
         found = read_tail(directory / "events.jsonl", TAIL_BYTES)
     except OSError:
@@ -87,7 +89,7 @@ def latest_events(directory: Path) -> list[dict[str, Any]]:
     starts = [k for k, one in enumerate(found) if one["event"] == Event.JOB_START]
     # An earlier job may have had the same directory.
     found = found[starts[-1] :] if starts else found
-    return [one for one in found if one["event"] != Event.MICRO_BATCHES]
+    return [one for one in found if one["event"] not in MANY]
 
 
 def latest_receipts(directory: Path) -> Iterator[tuple[int, Receipt]]:

@@ -72,7 +72,7 @@ class Endpoint:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
-        return str(self._server.server_address[0]), int(self._server.server_address[1])
+        return self._server.server_name, self._server.server_port
 
     def show(self, source: Source) -> None:
         """From now on serves what this source gives."""
@@ -130,8 +130,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name = str(self.server_address[0])
-        self.server_port = int(self.server_address[1])
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:

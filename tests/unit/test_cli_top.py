@@ -104,6 +104,12 @@ def test_the_frame_of_a_recorded_status(golden: Callable[[str, str], None]) -> N
     golden("top/frame.txt", plain(frame(look(), width=WIDTH)) + "\n")
 
 
+def test_a_measured_speed_is_shown_where_the_plan_knows_none() -> None:
+    found = {row.cells[0]: row for row in rank_rows(look(status=status() | {"speeds": {"0": 0.7}}))}
+    assert (found["0"].cells[-1], found["0"].style) == ("0.70", "yellow")
+    assert found["1"].cells[-1] == "1.00"
+
+
 def test_colours_say_what_is_wrong() -> None:
     styles = {row.cells[0]: row.style for row in rank_rows(look())}
     assert styles == {
