@@ -21,12 +21,13 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from resihp_ext.brake.cpu_group import remove_groups
 from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.invitation import invitation, program_words
+from resihp_ext.launcher.leave import leave
 from resihp_ext.launcher.limits import Limits
 from resihp_ext.launcher.orphans import adopt_orphans, end_children
 from resihp_ext.launcher.outcome import WorkerFailure, outcome_of, shell_exit_code
@@ -268,5 +269,14 @@ def _say(line: str, exit_code: int) -> int:
     return exit_code
 
 
+def entry() -> NoReturn:
+    """The command."""
+    try:
+        code = main()
+    except SystemExit as end:  # --help and the like
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -5,11 +5,11 @@ With ``NO_PLAN`` in the environment it finds none, as when too few devices are l
 
 import itertools
 import os
-import sys
 from concurrent.futures import Future
 
 from resihp_ext.control.actions import NeedPlan
 from resihp_ext.control.server import Planned
+from resihp_ext.launcher.leave import leave
 from resihp_ext.launcher.run import main
 
 versions = itertools.count(2)
@@ -23,4 +23,4 @@ def planner(_need: NeedPlan) -> "Future[Planned]":
 
 
 if __name__ == "__main__":
-    sys.exit(main(planner=planner))
+    leave(main(planner=planner))
