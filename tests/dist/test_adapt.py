@@ -9,23 +9,21 @@ import pytest
 
 from megatron.resilience.testing.chaos.ledger import compare, differences
 from megatron.resilience.testing.corpus import write_corpus
-from megatron.resilience.testing.slow_job import Job, Slow, run
+from megatron.resilience.testing.slow_job import Job, run
+from resihp_ext.faults.fault import Fault, Kind
 from resihp_ext.plan.plan import Plan
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, SLOW_FROM, HEALTHY_FROM = 60, 21, 37
-SLOW = Slow(rank=2, factor=0.5, at_step=SLOW_FROM, until_step=HEALTHY_FROM)
+SLOW = Fault(at_step=SLOW_FROM, until_step=HEALTHY_FROM, rank=2, kind=Kind.SLOW, factor=0.5)
 SCENE = {"model": "llama2-7b", "hardware": "a100", "time_scale": 0.2, "noise": 0.01}
 LAYOUT = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "8")
 TERMS = (
     *("--resilience-act-transition-s", "0.2", "--resilience-act-after-steps", "1"),
     *("--resilience-act-cool-down-steps", "4"),
 )
-
-OVERRUN = "actions took longer than they should"
-"""What a job says of devices that were not emulated as they should."""
 
 
 def test_a_slow_device_changes_the_plan_and_its_recovery_changes_it_back(tmp_path: Path) -> None:
@@ -50,10 +48,6 @@ def test_a_slow_device_changes_the_plan_and_its_recovery_changes_it_back(tmp_pat
     assert found.first_processes
     lines = [line for line in found.log.splitlines() if line.startswith("resihp: ")]
     assert any("rank 2 at 0." in one["reason"] for one in found.receipts), lines
-    if OVERRUN in found.log:
-        pytest.skip(
-            "this machine was too busy to be four devices: what follows is about their times"
-        )
     assert len(found.receipts) == 2, lines
     first, second = found.receipts
     assert SLOW_FROM + 2 < first["step"] < HEALTHY_FROM

@@ -38,15 +38,16 @@ from typing import Any
 
 from megatron.resilience.testing.chaos.ledger import compare, differences
 from megatron.resilience.testing.corpus import write_corpus
-from megatron.resilience.testing.slow_job import Job, Outcome, Slow, run
+from megatron.resilience.testing.slow_job import Job, Outcome, run
+from resihp_ext.faults.fault import Fault, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, SLOW_FROM, LOSS_BOUND = 8, 20, 1e-5
 SLOW = (
-    Slow(rank=5, factor=0.5, at_step=SLOW_FROM),
-    Slow(rank=2, factor=0.25, at_step=SLOW_FROM),
+    Fault(at_step=SLOW_FROM, rank=5, kind=Kind.SLOW, factor=0.5),
+    Fault(at_step=SLOW_FROM, rank=2, kind=Kind.SLOW, factor=0.25),
 )
-CAPACITY = (RANKS - len(SLOW) + sum(one.factor for one in SLOW)) / RANKS
+CAPACITY = (RANKS - len(SLOW) + sum(one.factor or 1.0 for one in SLOW)) / RANKS
 TENSOR_SCALE = 3.0
 HEALTHY = range(8, SLOW_FROM)
 """Steps that are taken for the healthy throughput."""

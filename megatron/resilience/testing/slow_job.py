@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +14,9 @@ from megatron.resilience.testing.chaos.ledger import Ledger, read_ledger
 from megatron.resilience.testing.chaos.processes import Command, Ended, Processes
 from megatron.resilience.testing.parity import MODEL
 from resihp_ext.commands.receipts import read_receipts
-from resihp_ext.events import read_events
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slow:
-    """A device that is slow for some steps."""
-
-    rank: int
-    factor: float
-    """The part of its speed that is left."""
-    at_step: int
-    until_step: int | None = None
-    """The first healthy one again; None: it stays slow."""
+from resihp_ext.events import Event, read_events
+from resihp_ext.faults.fault import Fault
+from resihp_ext.faults.read import faults_to_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +27,8 @@ class Job:
     steps: int
     detect: str
     """``off``, ``observe`` or ``act``."""
-    slow: Sequence[Slow] = ()
+    slow: Sequence[Fault] = ()
+    """Which of its devices are, and when."""
     scene: Mapping[str, object] | None = None
     """Of emulated devices; None: as fast as this machine is."""
     flags: Sequence[str] = ()
@@ -62,7 +54,7 @@ class Outcome:
 
     def weighed(self, verdict: str = "") -> list[dict[str, Any]]:
         """Decisions about other plans, of one kind or all."""
-        found = [one for one in self.events if one["event"] == "weighed"]
+        found = [one for one in self.events if one["event"] == Event.WEIGHED]
         return [one for one in found if one["verdict"] == verdict or not verdict]
 
 
@@ -103,18 +95,8 @@ def _files(job: Job, folder: Path) -> list[str]:
     if job.scene is None:
         return []
     words = ["--resilience-emulate", str(folder / "scene.yaml")]
-    (folder / "scene.yaml").write_text(_yaml(job.scene) + "\n")
+    (folder / "scene.yaml").write_text(json.dumps(job.scene) + "\n")  # which is YAML, too
     if job.slow:
         words += ["--resilience-faults", str(folder / "faults.yaml")]
-        (folder / "faults.yaml").write_text("".join(f"- {_fault(one)}\n" for one in job.slow))
+        (folder / "faults.yaml").write_text(faults_to_yaml(job.slow))
     return words
-
-
-def _fault(one: Slow) -> str:
-    until = {} if one.until_step is None else {"until_step": one.until_step}
-    when = {"at_step": one.at_step, **until}
-    return _yaml({**when, "kind": "slow", "rank": one.rank, "factor": one.factor})
-
-
-def _yaml(values: Mapping[str, object]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
