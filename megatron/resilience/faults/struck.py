@@ -1,13 +1,54 @@
-"""Which fault on purpose a loss came of: only then anybody knows when it really happened."""
+"""What has struck, as whoever did it has written down (:mod:`claims`), and what came of it.
+
+Only of a fault on purpose anybody knows when it really happened.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resihp_ext.errors import UserError
+from resihp_ext.faults.fault import LASTING, Fault
 from resihp_ext.faults.read import faults_from_yaml
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strike:
+    """A fault that has struck, at once; slow faults begin, and strike nobody."""
+
+    name: str
+    """Its place in the list, or in what was dropped into the job."""
+    entry: str
+    """In the list."""
+    fault: Fault
+    rank: int
+    """By whom."""
+    phase: str
+    time_s: float
+    """When it did, behind its delay; seconds since the epoch."""
+
+
+def read_strike(path: Path) -> Strike | None:
+    """One file ``NAME.done``; None for a fault that lasts.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, UserError: who wrote it did not get to the end.
+    """
+    told = json.loads(path.read_text())
+    (fault,) = faults_from_yaml(f"- {told['fault']}", path)
+    if fault.kind in LASTING:
+        return None
+    return Strike(
+        name=path.stem,
+        entry=told["fault"],
+        fault=fault,
+        rank=told["rank"],
+        phase=told["phase"],
+        time_s=float(told["time_s"]) + fault.delay_s,
+    )
 
 
 def fault_behind(
@@ -25,23 +66,16 @@ def fault_behind(
         ``name``, ``fault`` (its entry in the list), ``phase`` and ``time_s`` (when it struck, in
         seconds since the epoch); None if nobody did this on purpose.
     """
-    found = [one for path in folder.glob("*.done") if (one := _read(path, rank)) is not None]
-    fitting = [one for one in found if after_s < one["time_s"] <= seen_s]
-    return max(fitting, key=lambda one: one["time_s"], default=None)
+    found = [one for path in folder.glob("*.done") if (one := _whole(path)) is not None]
+    fitting = [one for one in found if one.rank == rank and after_s < one.time_s <= seen_s]
+    last = max(fitting, key=lambda one: one.time_s, default=None)
+    if last is None:
+        return None
+    return {"name": last.name, "fault": last.entry, "phase": last.phase, "time_s": last.time_s}
 
 
-def _read(path: Path, rank: int) -> dict[str, Any] | None:
+def _whole(path: Path) -> Strike | None:
     try:
-        told = json.loads(path.read_text())
-        if told["rank"] != rank:
-            return None
-        (fault,) = faults_from_yaml(f"- {told['fault']}", path)
-        struck_s = float(told["time_s"]) + fault.delay_s
+        return read_strike(path)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None  # who wrote it did not get to the end
-    return {
-        "name": path.stem,
-        "fault": told["fault"],
-        "phase": told["phase"],
-        "time_s": struck_s,
-    }

@@ -64,21 +64,22 @@ class Journal:
         """A change of layout is done."""
         losses, self._losses = self._losses, ()
         before, self._ran = self._ran, plan
+        first = min(losses, key=lambda loss: loss.time_s, default=None)
         earlier_s = self._last_s
-        self._last_s = max((loss.time_s for loss in losses), default=earlier_s)
         self._open = None  # what is repeated from here on is of this change, whoever writes it
         if before is not None:
             # Attempts in between that were broken off are no layouts that the job had.
             receipt["from_version"], receipt["from_plan"] = before.version, before.digest
-        if losses:
-            self.recovered_s = max(0.0, time.time() - min(loss.time_s for loss in losses))
+        if first is not None:
+            self._last_s = max(loss.time_s for loss in losses)
+            self.recovered_s = max(0.0, time.time() - first.time_s)
         if not self.writes:
             return
         receipt["losses"] = [
             {"rank": loss.rank, "cause": loss.cause, "time_s": loss.time_s} for loss in losses
         ]
-        if losses:
-            self._blame(receipt, min(losses, key=lambda loss: loss.time_s), earlier_s)
+        if first is not None:
+            self._blame(receipt, first, earlier_s)
         receipt["resumed_s"] = time.time()
         write_whole(self._folder / "plans" / f"{plan.version:03d}.json", plan.to_json())
         path = free_receipt(self._folder)

@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron.resilience.faults.struck import Strike, read_strike
 from megatron.resilience.testing.chaos.ledger import Ledger
 from resihp_ext.errors import ResiHPError
-from resihp_ext.faults.fault import Fault, Kind, Phase
-from resihp_ext.faults.read import faults_from_yaml
+from resihp_ext.faults.fault import Kind, Phase
 from resihp_ext.plan.plan import Plan
 
 _KEYS = {
@@ -37,27 +37,11 @@ _KEYS = {
 _IN_A_STEP = {Phase.FORWARD, Phase.BACKWARD, Phase.P2P, Phase.SYNC, Phase.VOTE}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strike:
-    """A fault that has struck."""
-
-    number: int
-    fault: Fault
-    phase: str
-    time_s: float
-    """When it did, behind its delay."""
-
-
 def strikes(folder: Path) -> list[Strike]:
-    """What has struck, in order of time."""
-    found = []
-    for path in sorted((folder / "faults").glob("[0-9]*.done")):
-        told = json.loads(path.read_text())
-        (fault,) = faults_from_yaml(f"- {told['fault']}", path)
-        number = int(path.stem)
-        time_s = told["time_s"] + fault.delay_s
-        found.append(Strike(number=number, fault=fault, phase=told["phase"], time_s=time_s))
-    return sorted(found, key=lambda one: one.time_s)
+    """What has struck of the job's list, in order of time."""
+    paths = (folder / "faults").glob("[0-9]*.done")
+    found = [one for path in paths if (one := read_strike(path)) is not None]
+    return sorted(found, key=lambda one: (one.time_s, one.name))
 
 
 def read_receipts(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
