@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from resihp_ext.brake.cpu_tree import CpuTree, find_cpu_tree
+from resihp_ext.brake.cpu_tree import CpuTree, find_cpu_tree, words
 from resihp_ext.errors import ResiHPError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ _LEAST_US = 1_000
 
 class BrakeError(ResiHPError):
     """This machine does not let a process be held back like that."""
+
+
+NO_TREE = "no control group with the CPU controller is mounted here"
 
 
 class CpuGroup:
@@ -120,7 +123,7 @@ class CpuGroup:
         members = "cgroup.procs" if self._tree.version == 1 else "cgroup.threads"
         deadline_s = time.monotonic() + _EMPTY_S
         while not self._remove() and time.monotonic() < deadline_s:
-            for pid in _words(self.folder / members):
+            for pid in words(self.folder / members):
                 with contextlib.suppress(OSError):  # it has just ended
                     _write(self._tree.own / members, pid)
 
@@ -135,7 +138,7 @@ class CpuGroup:
 def why_not(tree: CpuTree | None, launcher_pid: int) -> str | None:
     """Why this process cannot be given less time on the CPU; None when it can. Tries it."""
     if tree is None:
-        return "no control group with the CPU controller is mounted here"
+        return NO_TREE
     try:
         group = CpuGroup(tree, launcher_pid, f"try.{os.getpid()}")
         try:
@@ -179,12 +182,6 @@ def _remove_all(folders: Iterable[Path], wait_s: float) -> None:
 def _folders(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return sorted(Path(one.path) for one in os.scandir(folder) if one.is_dir())
-    return []
-
-
-def _words(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return path.read_text().split()
     return []
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from resihp_ext.brake.cpu_group import BrakeError, CpuGroup
+from resihp_ext.brake.cpu_group import NO_TREE, BrakeError, CpuGroup
 from resihp_ext.brake.cpu_tree import find_cpu_tree
 
 
@@ -34,7 +34,7 @@ class CpuQuota:
         if self._group is None:
             tree = find_cpu_tree()
             if tree is None:
-                raise BrakeError("no control group with the CPU controller is mounted here")
+                raise BrakeError(NO_TREE)
             self._group = CpuGroup(tree, self._launcher_pid, self._name)
         self._group.limit(left * self._threads)
         self._group.enter(os.getpid())

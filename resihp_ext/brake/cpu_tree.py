@@ -38,7 +38,7 @@ def find_cpu_tree(mounts: Path = MOUNTS, groups: Path = GROUPS) -> CpuTree | Non
         return None
     for version, root, top in found:
         own = _folder(top, root, _own(places, version))
-        if version == 1 or "cpu" in _words(own / "cgroup.controllers"):
+        if version == 1 or "cpu" in words(own / "cgroup.controllers"):
             return CpuTree(version=version, top=top, own=own)
     return None
 
@@ -69,7 +69,8 @@ def _folder(top: Path, root: str, path: str) -> Path:
     return folder if ".." not in folder.parts and os.path.isdir(folder) else top
 
 
-def _words(path: Path) -> list[str]:
+def words(path: Path) -> list[str]:
+    """Of a file of the hierarchy; none where it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:

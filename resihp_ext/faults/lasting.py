@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from resihp_ext.faults.fault import LASTING, Fault, Kind
+from resihp_ext.faults.fault import Fault, Kind
 
 MIB = 2**20
 
@@ -24,11 +24,6 @@ class Hold:
     """To every message by its size."""
     busy_s_per_byte: float = 0.0
     """How long a message keeps the next one out."""
-
-
-def lasting(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Those that begin at a step and last."""
-    return tuple(one for one in faults if one.kind in LASTING)
 
 
 def device_faults(faults: Iterable[Fault], rank: int, node: str, step: int) -> list[Fault]:

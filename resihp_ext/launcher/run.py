@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resihp_ext.brake.cpu_group import remove_groups
+from resihp_ext.environment import HIGHEST_PORT
 from resihp_ext.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, ResiHPError, UserError
 from resihp_ext.launcher.hosting import given_token
 from resihp_ext.launcher.invitation import invitation, program_words
@@ -228,10 +229,10 @@ def _metrics(args: Any) -> Iterator[Any]:
     if not args.metrics_port:
         yield None
         return
-    if not 0 < args.metrics_port < 1 << 16:
+    if not 0 < args.metrics_port <= HIGHEST_PORT:
         raise UserError(
-            f"resihp-run: --metrics-port {args.metrics_port}: give a port from 1 to 65535, "
-            "or 0 for none"
+            f"resihp-run: --metrics-port {args.metrics_port}: give a port from 1 to "
+            f"{HIGHEST_PORT}, or 0 for none"
         )
     endpoint: Any = importlib.import_module("resihp_ext.telemetry.endpoint")
     served = endpoint.Endpoint(args.metrics_host, args.metrics_port)
