@@ -45,6 +45,7 @@ from resihp_ext.detector.slots import Array, Role
 from resihp_ext.detector.timed import RankStep
 from resihp_ext.events import read_events
 from resihp_ext.plan.plan import Plan, uniform_plan
+from resihp_ext.telemetry.trace import timed_steps
 
 PARTS = ("synthetic", "emulated", "real")
 LAYOUTS = (
@@ -156,10 +157,8 @@ def synthetic(noise: float, seed: int) -> dict[str, Any]:
 def recorded(folder: Path) -> list[Step]:
     """The steps in an events file, in order."""
     by_step: dict[tuple[int, int], dict[int, RankStep]] = defaultdict(dict)
-    for event in read_events(folder / "events.jsonl"):
-        if event.get("event") == "step_times":
-            one = msgspec.convert(event["times"], RankStep)
-            by_step[one.version, one.step][one.rank] = one
+    for one in timed_steps(read_events(folder / "events.jsonl")):
+        by_step[one.version, one.step][one.rank] = one
     plans = {
         version: Plan.from_json(path.read_text(encoding="utf-8"))
         for version in {version for version, _ in by_step}

@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from megatron.resilience.testing.corpus import write_corpus
 from megatron.resilience.testing.trial import run_trial
 from resihp_ext.detector.timed import RankStep
-from resihp_ext.events import Event
 from resihp_ext.plan.plan import Device, Plan
 from resihp_ext.plan.timetable import Frame, plan_at, read_timetable
+from resihp_ext.telemetry.trace import timed_steps
 
 LAYERS = 4
 FIRST_STEPS = 64
@@ -108,8 +106,6 @@ def steps_of(job: Job, seed: int, scene: tuple[float, float] | None = None) -> l
         frame = Frame(num_layers=LAYERS, micro_batches=job.micro_batches, devices=devices)
         plans = read_timetable(timetable, frame)
     by_step: dict[int, dict[int, RankStep]] = defaultdict(dict)
-    for event in trial.events:
-        if event["event"] == Event.STEP_TIMES:
-            one = msgspec.convert(event["times"], RankStep)
-            by_step[one.step][one.rank] = one
+    for one in timed_steps(trial.events):
+        by_step[one.step][one.rank] = one
     return [(step, plan_at(plans, step - 1), of) for step, of in sorted(by_step.items())]
