@@ -6,6 +6,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from resihp_ext.control.messages import Message
 
@@ -40,6 +41,22 @@ class NeedPlan:
     """Of the new plan: no plan of this job has had it."""
     patient: bool = False
     """Whether other questions come first: members train meanwhile."""
+
+
+class Answer(NamedTuple):
+    """The planner's, to :class:`NeedPlan`."""
+
+    plan: str | None
+    """JSON; None: there is none."""
+    why: str
+    """What speaks against any plan, or for this one."""
+    version: int = 0
+    """Of the plan."""
+    now_s: float = 0.0
+    """Seconds of a step under the plan that runs, as the devices are; 0: it cannot run, or nobody
+    knows."""
+    then_s: float = 0.0
+    """The same under this plan."""
 
 
 @dataclass(frozen=True, slots=True)

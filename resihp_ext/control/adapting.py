@@ -12,8 +12,8 @@ import math
 
 from resihp_ext.control import changes
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, Prepare, ToRank
-from resihp_ext.control.job_state import Job, KnownPlan, Phase, Proposal, line, ranks_text
+from resihp_ext.control.actions import Action, Answer, Prepare, ToRank
+from resihp_ext.control.job_state import Job, KnownPlan, Phase, line, ranks_text
 from resihp_ext.control.speeds import Better, Speeds
 from resihp_ext.control.worth import Case, Verdict, Weighed, weigh
 from resihp_ext.detector.suspect import Report
@@ -60,12 +60,13 @@ def _ask(job: Job) -> list[Action]:
     return [job.need(speeds.asked, usable, patient=True)]
 
 
-def planned(
-    job: Job, request: str, plan: str | None, version: int, now_s: float, then_s: float
-) -> list[Action]:
+def planned(job: Job, request: str, answer: Answer) -> list[Action]:
     """The planner's answer; one that is out of date is none."""
+    plan = answer.plan
     if plan is not None and request == job.speeds.asked and job.phase is Phase.RUNNING:
-        job.speeds.better = Better(plan=plan, version=version, now_s=now_s, then_s=then_s)
+        job.speeds.better = Better(
+            plan=plan, version=answer.version, now_s=answer.now_s, then_s=answer.then_s
+        )
     return []
 
 
@@ -111,16 +112,8 @@ def _tell(job: Job, found: Weighed) -> list[Action]:
 
 
 def _propose(job: Job, better: Better, reason: str) -> list[Action]:
-    job.proposals, job.adopted = job.proposals + 1, set()
-    job.proposal = Proposal(
-        number=job.proposals,
-        epoch=job.next_epoch(),
-        members=job.members,
-        newcomers=(),
-        going=(),
-        drained=frozenset(job.members) - frozenset(_usable(job)),
-        reason=reason,
-    )
+    drained = set(job.members) - set(_usable(job))
+    changes.begin(job, members=job.members, drained=drained, reason=reason)
     job.speeds.said = None  # if it is taken back, that it is made again is news
     return changes.planned(job, KnownPlan.of(better.plan, better.version), "")
 

@@ -41,7 +41,7 @@ def run(job: Job, plan: KnownPlan | None) -> list[Action]:
         job.slots.of[rank].state = State.AWAY
     job.released -= set(job.members)
     job.kept, job.retry_s = frozenset(), 0.0
-    job.speeds.ran(plan.text if plan else "")
+    job.speeds.ran(plan.slow if plan else {})
     usable = [rank for rank in job.members if not job.is_drained(rank)]
     return [*replace(job), *propose(job), Prepare(job.question("ahead", usable))]
 
@@ -128,6 +128,21 @@ def propose(job: Job) -> list[Action]:
     usable = [rank for rank in members if rank not in drained]
     if not usable:
         return _refuse(job, drained, "no other node would be left")
+    reason = _reason(newcomers, drained)
+    begin(job, members=members, newcomers=newcomers, going=going, drained=drained, reason=reason)
+    return [job.need(f"proposal {job.proposals}", usable)]
+
+
+def begin(
+    job: Job,
+    *,
+    members: tuple[int, ...],
+    newcomers: tuple[int, ...] = (),
+    going: Collection[int] = (),
+    drained: Collection[int],
+    reason: str,
+) -> None:
+    """Opens a proposal, which has no plan yet."""
     job.proposals, job.adopted = job.proposals + 1, set()
     job.proposal = Proposal(
         number=job.proposals,
@@ -136,9 +151,8 @@ def propose(job: Job) -> list[Action]:
         newcomers=newcomers,
         going=tuple(going),
         drained=frozenset(drained),
-        reason=_reason(newcomers, drained),
+        reason=reason,
     )
-    return [job.need(f"proposal {job.proposals}", usable)]
 
 
 def _newcomers(job: Job) -> tuple[int, ...]:

@@ -85,6 +85,11 @@ class KnownPlan:
     p: tuple[tuple[int, float], ...] = ()
     """Throughput that is reckoned with, of every rank."""
 
+    @property
+    def slow(self) -> dict[int, float]:
+        """Of the devices that it takes for slow; dead ones are none."""
+        return {rank: p for rank, p in self.p if 0 < p < 1}
+
     @classmethod
     def of(cls, text: str, version: int = 0) -> KnownPlan:
         """From a plan's JSON; what is none has no ranks.

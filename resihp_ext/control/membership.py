@@ -20,7 +20,7 @@ from typing import Any
 
 from resihp_ext.control import adapting, changes, gathering, losses
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, Say, ToNode
+from resihp_ext.control.actions import Action, Answer, Say, ToNode
 from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
 from resihp_ext.control.messages import Message
 from resihp_ext.control.slots import Node, State
@@ -91,29 +91,16 @@ class Membership:
         handler = _HANDLERS.get(type(message))
         return [] if handler is None else handler(job, message)
 
-    def planned(
-        self,
-        request: str,
-        plan: str | None,
-        why: str,
-        version: int = 0,
-        now_s: float = 0.0,
-        then_s: float = 0.0,
-    ) -> list[Action]:
-        """The planner's answer; ``why`` says what speaks against any plan.
-
-        Args:
-            now_s: Seconds of a step under the plan that runs, if it can still run.
-            then_s: The same under the new one.
-        """
+    def planned(self, request: str, answer: Answer) -> list[Action]:
+        """What the planner has answered to a question."""
         job = self.job
-        job.version = max(job.version, version)
-        found = None if plan is None else KnownPlan.of(plan, version)
+        job.version = max(job.version, answer.version)
+        found = None if answer.plan is None else KnownPlan.of(answer.plan, answer.version)
         if job.recovery is not None and request == job.recovery.request:
-            return gathering.planned(job, found, why)
+            return gathering.planned(job, found, answer.why)
         if job.proposal is not None and request == f"proposal {job.proposal.number}":
-            return changes.planned(job, found, why)
-        return adapting.planned(job, request, plan, version, now_s, then_s)
+            return changes.planned(job, found, answer.why)
+        return adapting.planned(job, request, answer)
 
     def tick(self, now_s: float) -> list[Action]:
         """What the passing of time brings."""

@@ -61,7 +61,7 @@ class Described(Message, frozen=True, kw_only=True, tag="described"):
 
     rank: Rank
     problem: Text
-    """JSON of ``resihp_ext.control.problem``."""
+    """JSON of ``resihp_ext.control.planning.Brief``."""
     plan: Text
     """JSON of the plan that runs."""
 

@@ -24,15 +24,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from resihp_ext.control.actions import NeedPlan
+from resihp_ext.control.actions import Answer, NeedPlan
 from resihp_ext.control.planner_worker import HURRY, Question, Reply
 from resihp_ext.control.planning import Planned, plan_for, with_version
 
 logger = logging.getLogger(__name__)
 
-Answer = tuple[str | None, str, int, float, float]
-"""JSON of a plan or None; what speaks against any, or for this one; the plan's version; seconds of
-a step under the present plan, and under this one."""
 Key = tuple[tuple[tuple[int, int, float], ...], str, str]
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -90,7 +87,7 @@ class PlannerProcess:
                 self._urgent.append((need, future))
                 self._ring()
         if known is not None:
-            future.set_result(_answer(with_version(known, need.version)))
+            future.set_result(with_version(known, need.version).answer())
         return future
 
     def prepare(self, need: NeedPlan) -> None:
@@ -187,7 +184,7 @@ class PlannerProcess:
         known = self._known.get(_key(need))
         planned = with_version(known, need.version) if known else self._computed(need)
         if planned is not None:
-            future.set_result(_answer(planned))
+            future.set_result(planned.answer())
             return
         with self._changed:
             self._urgent.append((need, future))
@@ -355,8 +352,3 @@ def _job(need: NeedPlan) -> tuple[str, str]:
 
 def _key(need: NeedPlan) -> Key:
     return need.devices, *_job(need)
-
-
-def _answer(planned: Planned) -> Answer:
-    why = planned.why or planned.reason
-    return planned.plan, why, planned.version, planned.now_s, planned.then_s

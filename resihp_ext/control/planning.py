@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
-from resihp_ext.control.actions import NeedPlan
+from resihp_ext.control.actions import Answer, NeedPlan
 from resihp_ext.control.worth import Terms
 from resihp_ext.cost.cluster import Cluster
 from resihp_ext.cost.cost_model import CostModel, of_profile, preset
@@ -149,6 +149,11 @@ class Planned:
     """What a step of the present plan should take, as the devices are; 0 if it cannot run."""
     then_s: float = 0.0
     """What a step of this one should take."""
+
+    def answer(self) -> Answer:
+        """As the coordinator's rules take it."""
+        why = self.why or self.reason
+        return Answer(self.plan, why, self.version, self.now_s, self.then_s)
 
 
 def plan_for(need: NeedPlan, planner: str = "joint") -> Planned:

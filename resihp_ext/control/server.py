@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, End, NeedPlan, Prepare, Say, ToNode, ToRank
+from resihp_ext.control.actions import Action, Answer, End, NeedPlan, Prepare, Say, ToNode, ToRank
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
     Channel,
@@ -52,15 +52,7 @@ class Rules(Protocol):
     def node_joined(self, hello: say.NodeHello) -> list[Action]: ...
     def node_lost(self, node: str, cause: str, now_s: float) -> list[Action]: ...
     def handle(self, message: Message, node: str, now_s: float) -> list[Action]: ...
-    def planned(
-        self,
-        request: str,
-        plan: str | None,
-        why: str,
-        version: int = 0,
-        now_s: float = 0.0,
-        then_s: float = 0.0,
-    ) -> list[Action]: ...
+    def planned(self, request: str, answer: Answer) -> list[Action]: ...
     def stuck(self, cause: str) -> list[Action]: ...
     def tick(self, now_s: float) -> list[Action]: ...
     def drain(self, node: str) -> list[Action]: ...
@@ -68,10 +60,7 @@ class Rules(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-Planned = tuple[str | None, str, int] | tuple[str | None, str, int, float, float]
-"""JSON of a plan or None; what speaks against any; the plan's version; seconds of a step under the
-present plan, and under this one, where they are known."""
-Planner = Callable[[NeedPlan], "Future[Planned]"]
+Planner = Callable[[NeedPlan], "Future[Answer]"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,12 +322,12 @@ class CoordinatorServer:
     async def _plan(self, needed: NeedPlan) -> None:
         try:
             future = asyncio.wrap_future(self._planner(needed))
-            answer: Planned = await asyncio.wait_for(future, self.limits.plan_s)
+            answer = await asyncio.wait_for(future, self.limits.plan_s)
         except Exception as error:
             # A planner that fails is a case for the rules: they end the job, or go on without.
             logger.exception("planner failed")
-            answer = None, f"the planner failed: {error!r}", 0, 0.0, 0.0
-        self._act(self._membership.planned(needed.request, *answer))
+            answer = Answer(None, f"the planner failed: {error!r}")
+        self._act(self._membership.planned(needed.request, answer))
 
     # People
 

@@ -104,25 +104,12 @@ class Speeds:
         """What was asked is out of date."""
         self.asked, self.better, self.said = "", None, None
 
-    def ran(self, plan: str) -> None:
-        """All members run a plan: everything begins anew."""
+    def ran(self, slow: Mapping[int, float]) -> None:
+        """All members run a plan, made for slow devices of these speeds: everything begins anew."""
         self.changed_step, self.observed_s = self.step, math.nan
         if self.taking_s > 0:
             self.costs_s.append(self.taking_s)
         self.taking_s = 0.0
-        self.planned = slow_devices(plan)
+        self.planned = slow
         self.since_step = self.step + 1
         self.forget_plan()
-
-
-def slow_devices(plan: str) -> dict[int, float]:
-    """Throughput of the slow devices that a plan takes into account, by rank; dead ones are none.
-
-    Args:
-        plan: JSON; what is no plan has none.
-    """
-    try:
-        devices = json.loads(plan)["devices"]
-        return {int(one["rank"]): float(one["p"]) for one in devices if 0 < one["p"] < 1}
-    except (ValueError, KeyError, TypeError):
-        return {}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, NeedPlan, ToNode
+from resihp_ext.control.actions import Action, Answer, NeedPlan, ToNode
 from resihp_ext.control.node import NodeControl, NodeLimits
-from resihp_ext.control.server import CoordinatorServer, Planned, ServerLimits
+from resihp_ext.control.server import CoordinatorServer, ServerLimits
 
 WORKER = r"""
 import json, os, sys, threading, time
@@ -218,10 +218,8 @@ class SmallRules(Calls):
         self.add("handle", message, node)
         return self.answers.get(type(message), lambda _: [])(message)
 
-    def planned(
-        self, request: str, plan: str | None, why: str, version: int = 0, *_seconds: float
-    ) -> list[Action]:
-        self.add("planned", request, plan, why, version)
+    def planned(self, request: str, answer: Answer) -> list[Action]:
+        self.add("planned", request, answer.plan, answer.why, answer.version)
         return []
 
     def stuck(self, cause: str) -> list[Action]:
@@ -256,9 +254,9 @@ class SmallRules(Calls):
         return at_s, args[0]
 
 
-def plan_at_once(needed: NeedPlan) -> Future[Planned]:
-    done: Future[Planned] = Future()
-    done.set_result((f"plan of {needed.request}", "", 2))
+def plan_at_once(needed: NeedPlan) -> Future[Answer]:
+    done: Future[Answer] = Future()
+    done.set_result(Answer(f"plan of {needed.request}", "", 2))
     return done
 
 

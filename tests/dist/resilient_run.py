@@ -7,18 +7,17 @@ import itertools
 import os
 from concurrent.futures import Future
 
-from resihp_ext.control.actions import NeedPlan
-from resihp_ext.control.server import Planned
+from resihp_ext.control.actions import Answer, NeedPlan
 from resihp_ext.launcher.leave import leave
 from resihp_ext.launcher.run import main
 
 versions = itertools.count(2)
 
 
-def planner(_need: NeedPlan) -> "Future[Planned]":
-    answer: Future[Planned] = Future()
+def planner(_need: NeedPlan) -> "Future[Answer]":
+    answer: Future[Answer] = Future()
     plan = None if os.environ.get("NO_PLAN") else "{}"
-    answer.set_result((plan, "4 layers need 2 devices", next(versions)))
+    answer.set_result(Answer(plan, "4 layers need 2 devices", next(versions)))
     return answer
 
 

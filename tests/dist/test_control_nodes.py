@@ -18,7 +18,7 @@ import pytest
 from control_peers import Owner, SmallRules, Worker, agent, coordinator, limits, node_hello
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import End, NeedPlan, ToNode
+from resihp_ext.control.actions import Answer, End, NeedPlan, ToNode
 from resihp_ext.control.ask import (
     Address,
     ask,
@@ -28,7 +28,7 @@ from resihp_ext.control.ask import (
     write_token,
 )
 from resihp_ext.control.frames import new_token
-from resihp_ext.control.server import CoordinatorServer, Planned, ServerLimits
+from resihp_ext.control.server import CoordinatorServer, ServerLimits
 from resihp_ext.errors import EXIT_REQUEUE, ResiHPError, UserError
 
 pytestmark = pytest.mark.dist
@@ -149,7 +149,7 @@ def test_agent_fences_when_the_coordinator_is_gone(stack: ExitStack, tmp_path: P
     assert "cut off" in cause
 
 
-def no_plan(needed: NeedPlan) -> Future[Planned]:
+def no_plan(needed: NeedPlan) -> Future[Answer]:
     raise RuntimeError("no pool")
 
 

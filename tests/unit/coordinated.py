@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, End, NeedPlan, ToNode, ToRank
+from resihp_ext.control.actions import Action, Answer, End, NeedPlan, ToNode, ToRank
 from resihp_ext.control.membership import Membership, Phase, Rules
 from resihp_ext.control.messages import Message
 from resihp_ext.plan.plan import Plan, uniform_plan
@@ -123,10 +123,10 @@ class Driver:
         need = need or self.need()
         ranks = [rank for rank, _, usable in need.devices if usable]
         plan = some_plan(need.version, ranks)
-        return self.take(self.rules.planned(need.request, plan, "", need.version))
+        return self.take(self.rules.planned(need.request, Answer(plan, "", need.version)))
 
     def refuse(self, why: str = "too few devices") -> list[Action]:
-        return self.take(self.rules.planned(self.need().request, None, why, 0))
+        return self.take(self.rules.planned(self.need().request, Answer(None, why)))
 
     def recover(self, *, region: int = 7, versions: Iterable[int] = (0,)) -> Driver:
         """All members arrive, the plan comes, all adopt."""

@@ -10,7 +10,7 @@ from coordinated import ZERO_S, some_plan
 from simulated_worker import Worker
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, End, NeedPlan, ToNode, ToRank
+from resihp_ext.control.actions import Action, Answer, End, NeedPlan, ToNode, ToRank
 from resihp_ext.control.membership import Membership, Phase, Rules
 from resihp_ext.control.messages import Message
 
@@ -200,10 +200,10 @@ class SimulatedJob:
         usable = [rank for rank, _, able in need.devices if able]
         refuses = need.request.startswith("proposal") and self.random.random() < 0.1
         if refuses or len(usable) < self.least:
-            self.act(self.rules.planned(need.request, None, "too few", 0))
+            self.act(self.rules.planned(need.request, Answer(None, "too few")))
         else:
             plan = some_plan(need.version, usable)
-            self.act(self.rules.planned(need.request, plan, "", need.version))
+            self.act(self.rules.planned(need.request, Answer(plan, "", need.version)))
 
     def look(self) -> None:
         """What the server and the agents see: progress, or none."""

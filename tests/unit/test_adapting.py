@@ -12,11 +12,10 @@ from measured_steps import measured
 from problems import depths_of, shares_of
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, NeedPlan, Prepare, Say, ToRank
+from resihp_ext.control.actions import Action, Answer, NeedPlan, Prepare, Say, ToRank
 from resihp_ext.control.membership import Phase
 from resihp_ext.control.planner import PlannerProcess
-from resihp_ext.control.planning import Brief
-from resihp_ext.control.problem import answer
+from resihp_ext.control.planning import Brief, plan_for
 from resihp_ext.control.slowness import Slowness
 from resihp_ext.control.worth import Terms
 from resihp_ext.cost.memory import MemoryPolicy
@@ -69,7 +68,7 @@ class Adapted(Driver):
     def _react(self, actions: list[Action]) -> None:
         for need in [one for one in actions if isinstance(one, NeedPlan)]:
             if self.answers:
-                self._react(self.take(self.rules.planned(need.request, *answer(need))))
+                self._react(self.take(self.rules.planned(need.request, plan_for(need).answer())))
         proposals = self.said(say.Propose)
         if proposals and self.agrees:
             (proposal,) = set(proposals.values())
@@ -137,7 +136,7 @@ def test_plans_after_a_death_know_who_is_slow() -> None:
     job.die(3)
     assert job.need().devices == ((0, 0, 1), (1, 0, 1), (2, 1, 0.5), (3, 1, 0))
     assert not job.need().patient
-    found = Plan.from_json(answer(job.need())[0] or "")
+    found = Plan.from_json(plan_for(job.need()).plan or "")
     assert speeds_of(found) == {0: 1.0, 1: 1.0, 2: 0.5, 3: 0.0}
 
 
@@ -190,7 +189,7 @@ def test_an_answer_that_is_out_of_date_is_none() -> None:
     old = job.need()
     assert old.patient
     job.die(3)
-    assert job.take(job.rules.planned(old.request, *answer(old))) == []
+    assert job.take(job.rules.planned(old.request, plan_for(old).answer())) == []
     assert job.rules.job.speeds.better is None
 
 
@@ -198,7 +197,7 @@ def test_no_plan_is_an_answer() -> None:
     job = Adapted()
     job.answers = False
     job.train(20).train(4, SLOW)
-    job.take(job.rules.planned(job.need().request, None, "nothing fits", 0))
+    job.take(job.rules.planned(job.need().request, Answer(None, "nothing fits")))
     job.train(20, SLOW)
     assert len(job.asked()) == 1
     assert job.phase is Phase.RUNNING

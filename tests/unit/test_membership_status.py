@@ -6,6 +6,7 @@ import pytest
 from coordinated import Driver, running, some_plan
 
 from resihp_ext.control import messages as say
+from resihp_ext.control.actions import Answer
 
 pytestmark = pytest.mark.unit
 
@@ -63,7 +64,9 @@ def test_the_plan_and_who_stands_by() -> None:
     job.die(3)
     job.arrive(0, 1, 2)
     need = job.need()
-    job.take(job.rules.planned(need.request, some_plan(need.version, (0, 2)), "", need.version))
+    job.take(
+        job.rules.planned(need.request, Answer(some_plan(need.version, (0, 2)), "", need.version))
+    )
     job.adopt(0, 1, 2)
     status = job.rules.status()
     assert (status["plan"], status["members"], status["standby"]) == (1, [0, 1, 2], [1])
