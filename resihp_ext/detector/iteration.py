@@ -40,7 +40,7 @@ class IterationPredictor:
         if old is not None:
             grown = _share(slots) / _share(old)
             self._tail = deque((t * grown for t in self._tail), maxlen=REMEMBERED)
-        self._slots, self._walk = slots, Walk(slots)
+        self._slots, self._walk = slots, Walk(slots.program, slots.first_node)
         self._node_of = {d.rank: d.node for d in slots.plan.devices}
         work, receive = self._walk.work, self._walk.receive
         self._busy = np.flatnonzero(work >= 0)

@@ -79,7 +79,7 @@ def longest_path(slots: Slots, node_s: np.ndarray, wire_s: np.ndarray) -> float:
 @PLANS
 def test_walk_is_the_longest_path(plan: Plan) -> None:
     slots, numbers = slots_of(plan), np.random.default_rng(0)
-    walk = Walk(slots)
+    walk = Walk(slots.program, slots.first_node)
     for wires in (0.0, 0.1, 3.0):
         node_s = numbers.uniform(0.5, 2.0, slots.nodes)
         wire_s = wires * numbers.uniform(0.5, 2.0, slots.nodes)
