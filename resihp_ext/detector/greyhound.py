@@ -28,7 +28,7 @@ from resihp_ext.detector.reader import Reader, Step
 from resihp_ext.detector.slots import Array, Sample, Slots, finite_median
 from resihp_ext.detector.suspect import Report, Suspect
 from resihp_ext.detector.transfers import Transfers
-from resihp_ext.detector.verify import Changes
+from resihp_ext.detector.verify import Change, Changes
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.schedule import one_forward_one_backward
 
@@ -74,6 +74,25 @@ class Outliers:
         return [float(value) for value in held[kept]]
 
 
+class SlowIterations:
+    """The series of raw iteration times: when do they become longer, and stay so?"""
+
+    def __init__(self, config: BocdConfig | None = None, *, drop_outliers: bool = True) -> None:
+        self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
+        self._outliers = Outliers() if drop_outliers else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the prior is there."""
+        return not self._changes.unsettled
+
+    def observe(self, seconds: float) -> Change | None:
+        """Takes an iteration; any change that stays is returned, to slower or faster."""
+        given = self._outliers.observe(seconds) if self._outliers else [seconds]
+        found = [change for value in given if (change := self._changes.observe(value))]
+        return found[-1] if found else None
+
+
 class Greyhound:
     """One job on one plan."""
 
@@ -83,8 +102,7 @@ class Greyhound:
         self._slots = Slots(plan, one_forward_one_backward(plan))
         self._reader = Reader(self._slots)
         self._transfers = Transfers(self._slots)
-        self._changes = Changes(config or BocdConfig(), ratio=0.1, distance=DISTANCE)
-        self._outliers = Outliers() if drop_outliers else None
+        self._iterations = SlowIterations(config, drop_outliers=drop_outliers)
         node_of = {d.rank: d.node for d in plan.devices}
         self._roles = [self._role(rank) for rank in self._slots.ranks]
         self._near = [node_of[a] == node_of[b] for a, b in self._transfers.pairs]
@@ -102,7 +120,7 @@ class Greyhound:
     @property
     def settled(self) -> bool:
         """Whether the prior is there."""
-        return not self._changes.unsettled
+        return self._iterations.settled
 
     def observe(self, step: int, steps: Mapping[int, Step]) -> Report:
         """Judges a step: any slower iteration time that stays is an alarm."""
@@ -113,9 +131,7 @@ class Greyhound:
     ) -> Report:
         """The same on arrays; ``validate`` is called at an alarm."""
         observed = finite_median(sample.total_s)
-        given = self._outliers.observe(observed) if self._outliers else [observed]
-        found = [change for value in given if (change := self._changes.observe(value))]
-        change = found[-1] if found else None
+        change = self._iterations.observe(observed)
         nothing = Report(step=step, observed_s=observed, predicted_s=np.nan, ratio=np.nan)
         if change is None or change.after <= change.before:
             return nothing

@@ -154,9 +154,7 @@ class _Wires:
     ) -> None:
         self._setting, self._cost, self._plan, self._left = setting, cost, plan, left
         self._node_of = setting.cluster.node_of
-        self._bytes = (
-            setting.shape.tokens * setting.shape.hidden_size * setting.cost.element_bytes
-        )
+        self._bytes = setting.shape.tokens * setting.shape.hidden_size * setting.cost.element_bytes
         self._known: dict[tuple[Instance, Instance], tuple[float, float]] = {}
 
     def seconds(self, instance: Instance, receive: Action) -> tuple[float, float]:
@@ -187,4 +185,3 @@ def ring_left(nodes: Sequence[int], left: Mapping[Link, float]) -> float:
         return 1.0
     pairs = [*pairwise(ring), (ring[0], ring[-1])]
     return min(left.get(pair, 1.0) for pair in pairs)
-

@@ -1,4 +1,4 @@
-"""How long it takes to start a whole job anew from its last checkpoint.
+"""How long it takes to start a whole job anew from its last checkpoint, or to read that alone.
 
 Imports neither torch nor Megatron.
 """
@@ -15,8 +15,12 @@ def checkpoint_bytes(setting: Setting) -> int:
     return element * setting.shape.parameters
 
 
-def restart_s(setting: Setting) -> float:
-    """Processes, groups and model, and the checkpoint read by all nodes at once."""
+def read_s(setting: Setting) -> float:
+    """The checkpoint, read by all nodes at once."""
     nodes = len({one.node for one in setting.cluster.devices})
-    read_s = checkpoint_bytes(setting) / (nodes * setting.times.storage_bytes_per_s)
-    return setting.times.restart_s + read_s
+    return checkpoint_bytes(setting) / (nodes * setting.times.storage_bytes_per_s)
+
+
+def restart_s(setting: Setting) -> float:
+    """Processes, groups and model anew, and the checkpoint read."""
+    return setting.times.restart_s + read_s(setting)

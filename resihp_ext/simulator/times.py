@@ -33,5 +33,7 @@ class Times:
     """Of Greyhound's, which stops all ranks; PAPER: 1.24 to 1.72 s."""
     greyhound_profiling_s: float = 20.0
     """Before it, with training going on (BASELINES 3.5)."""
+    probe_every_s: float = 60.0
+    """Between two looks at devices that are not part of the layout."""
     iteration_noise: float = 0.01
     """Of an iteration and of a device's own work, relative: a standard deviation."""
