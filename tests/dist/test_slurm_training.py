@@ -133,6 +133,8 @@ def test_training_that_gives_up_is_not_requeued(desk: Desk) -> None:
     assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 3, 0), job.log()
     assert "2 failures in a row without a finished step" in job.log()
     assert job.steps() == [1]
+
+
 @pytest.mark.slow
 def test_training_without_workers_is_requeued_and_resumes(desk: Desk) -> None:
     kept = str(desk.folder / "all" / "checkpoints")
