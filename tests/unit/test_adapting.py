@@ -39,6 +39,7 @@ class Adapted(Driver):
         act: Terms | None = TERMS,
         last_step: int = STEPS,
         *,
+        recheck_steps: int = 0,
         phantoms: bool = False,
         measures: bool = True,
     ) -> None:
@@ -55,7 +56,11 @@ class Adapted(Driver):
         )
         self.step, self.agrees, self.answers = 0, True, True
         self.proposed: list[say.Propose] = []
-        self.hear(say.Described(rank=0, problem=brief.to_json(), plan=PLAN.to_json()))
+        self.hear(
+            say.Described(
+                rank=0, problem=brief.to_json(), plan=PLAN.to_json(), recheck_steps=recheck_steps
+            )
+        )
         for rank in range(4):
             self.hear(say.Armed(rank=rank))
 
@@ -171,6 +176,18 @@ def test_a_phantom_changes_nothing() -> None:
     ]
     assert not job.proposed
     assert not job.asked()
+
+
+def test_who_is_on_standby_is_measured_again_and_comes_back() -> None:
+    job = Adapted(recheck_steps=20).train(20).train(30, {2: 0.03})
+    assert job.plan_now.standby == (2,)
+    job.train(60, {2: 0.03})
+    assert job.plan_now.standby == (2,)
+    assert len(job.lines()) == 2, "the same again is no news"
+    job.train(30)
+    assert job.lines()[-1].endswith("measured at 1.00 of full speed, slow no more")
+    assert job.plan_now.standby == ()
+    assert speeds_of(job.plan_now) == dict.fromkeys(range(4), 1.0)
 
 
 def test_a_suspect_that_nobody_measures_is_believed_to_be_slow() -> None:

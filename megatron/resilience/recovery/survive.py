@@ -35,7 +35,8 @@ from megatron.resilience.recovery.shards import Shards
 from megatron.resilience.timing.config import TimingConfig
 from megatron.resilience.validation.begin import validator_of
 from resihp_ext.control.client import WorkerLink
-from resihp_ext.control.pace_messages import MOST_ACTIONS, Hello, Leaving, Timed
+from resihp_ext.control.messages import Hello, Leaving, Timed
+from resihp_ext.control.pace_messages import MOST_ACTIONS
 from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.detector.timed import RankStep
 from resihp_ext.environment import RankEnvironment
