@@ -110,8 +110,8 @@ class _Scene:
         """What lasts: between two steps at which any begins or ends, nothing changes."""
         ends = (one.until_step for one in faults if one.until_step is not None)
         steps = sorted({*(one.at_step for one in faults), *ends})
-        for step, then in pairwise([*steps, inf]):
-            begin_s, end_s = (step - 1) * iteration_s, (then - 1) * iteration_s
+        begins = [(step - 1) * iteration_s for step in steps]
+        for step, (begin_s, end_s) in zip(steps, pairwise([*begins, inf]), strict=True):
             for rank, node in self._node_of.items():
                 left = device_left(faults, rank, self._names[node], step)
                 if left < 1:
