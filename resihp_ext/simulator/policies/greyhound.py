@@ -119,14 +119,21 @@ class _Ladder:
     def levels(self, lost_s: float) -> Iterator[_Level]:
         """Those that pay, in the order of the ladder. A restart is not thought about before it can
         be due."""
-        yield from self._running
+        yield from self._sharing
+        yield from self._placing
         if lost_s >= planned_restart_s(self._pricing.setting):
             yield from self._restart
 
     @cached_property
-    def _running(self) -> tuple[_Level, ...]:
-        found = (self._micro_batches(), self._topology(placed), self._topology(grouped))
-        return tuple(one for one in found if one is not None and self._pays(one.plan, one.pause_s))
+    def _sharing(self) -> tuple[_Level, ...]:
+        return self._worth(self._micro_batches())
+
+    @cached_property
+    def _placing(self) -> tuple[_Level, ...]:
+        return self._worth(self._topology(placed), self._topology(grouped))
+
+    def _worth(self, *levels: _Level | None) -> tuple[_Level, ...]:
+        return tuple(one for one in levels if one is not None and self._pays(one.plan, one.pause_s))
 
     def _pays(self, plan: Plan, pause_s: float) -> bool:
         """Whether a level makes steps shorter, and makes up for its pause."""
