@@ -27,6 +27,10 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{padding:.25rem .7rem .25rem 0;text-align:left;border-bottom:1px solid var(--rule);
 vertical-align:top}
 th{font-weight:600}td.n,th.n{text-align:right;white-space:nowrap}
+.layout td{border-left:4px solid var(--healthy);padding:.25rem .7rem .25rem .5rem;
+white-space:nowrap;font-size:.82rem}
+.layout td.slow{border-left-color:var(--slow)}.layout td.dead{border-left-color:var(--dead)}
+td:not(.n){min-width:8rem}.layout td{min-width:0}
 nav a{margin-right:1rem}a{color:var(--c0)}
 """
 CHART_STYLE = """
