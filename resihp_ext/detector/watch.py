@@ -119,13 +119,15 @@ class Watch:
         further = np.where(known > 1, known * config.further_ratio, self.over_ratio)
         pardon = np.where(self._until[at] > step, self._pardoned[at] * config.further_ratio, 0.0)
         limit = np.maximum(further, pardon)
+        # Each of the steps is well on its way from the level that is no news to the limit.
+        base = np.where(pardon > further, self._pardoned[at], known)
+        bar = base + 0.7 * (limit - base)
         middle = np.median(self._last[:, at], axis=0)
         noise = config.noise_limit * self._noise[at] / np.sqrt(config.confirm_steps)
-        found = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
+        found = (middle > limit) & (lowest > bar)
         found &= np.log(middle / known) > noise
         found &= (middle - known) > config.verify_ratio * middle
         if self._chance is not None:
-            bar = 1 + 0.7 * (limit - 1)
             for i in np.flatnonzero(found):
                 found[i] = known[i] > 1 or self._improbable(int(at[i]), float(bar[i]))
         return [
