@@ -120,7 +120,8 @@ def _leading(
     """
     if not rises:
         return []
-    lost_s = (watch.known - 1) * healthy_s
+    # One that has lost more counts before it is a rise of its own: on a ramp it may be the later.
+    lost_s = (np.fmax(watch.known, watch.levels()) - 1) * healthy_s
     for rise in rises:
         lost_s[rise.at] = (rise.level - 1) * healthy_s[rise.at]
     ends = np.array(pairs)
