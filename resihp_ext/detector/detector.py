@@ -25,7 +25,7 @@ from resihp_ext.detector.reader import Reader, Step
 from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median, medians
 from resihp_ext.detector.suspect import Report, Suspect
 from resihp_ext.detector.transfers import Transfers
-from resihp_ext.detector.verify import Changes
+from resihp_ext.detector.verify import Change, Changes
 from resihp_ext.detector.watch import Watch
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.program import Program
@@ -241,9 +241,9 @@ class Detector:
         ratio = observed / expected if expected > 0 else np.nan
         # An odd step, or two, is no change: what counts is what all of the last ones show.
         self._ratios.append(ratio)
-        change = self._changes.observe(float(np.fmin.reduce(self._ratios)))
-        over = change is not None and change.after > self.config.validate_over_ratio
-        new = over and change is not None and change.after > change.before
+        least = float(np.fmin.reduce(self._ratios))
+        change = self._changes.observe(least)
+        new = change is not None and self.is_slow(change, least)
         known = bool((self._devices.known > 1).any() or (self._links.known > 1).any())
         if self._changes.unsettled or (0.8 < ratio < 1.25 and not known):
             self.itp.correct(ratio)
@@ -254,6 +254,12 @@ class Detector:
             ratio=ratio,
             unexplained=new and not explained and not known,
         )
+
+    def is_slow(self, change: Change, least: float) -> bool:
+        """Whether a change is a slow job's: far over the prediction and over what was usual, since
+        jitter may have that above the prediction for ever; and not over again by now."""
+        limit = self.config.validate_over_ratio
+        return change.after > limit * max(change.before, 1.0) and least > limit
 
     def _learn(self, sample: Sample, predicted: Array, report: Report) -> None:
         young, turn = self._age <= LEARN_EVERY, self._age % LEARN_EVERY
