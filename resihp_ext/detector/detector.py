@@ -71,9 +71,8 @@ class Detector:
         self._links = Watch(
             pairs, self.config.link_over_ratio, self.config, chance=self.config.link_chance
         )
-        self._first_links: list[Array] = []
+        self._first_links: list[Sample] | None = []
         self._link_s, self._least_s = np.full(pairs, np.nan), np.full(pairs, np.nan)
-        self._first_totals_s: list[float] = []
         self._warm_up, self._age = self.config.warm_up_steps, 0
         self._ratios: deque[float] = deque(maxlen=self.config.confirm_steps)
         self._changes = Changes(
@@ -203,12 +202,17 @@ class Detector:
         self._first = None
 
     def _settle_links(self, sample: Sample) -> None:
-        self._first_links.append(self._transfers.seconds(sample))
-        self._first_totals_s.append(finite_median(sample.total_s))
-        if len(self._first_links) == self.config.settle_steps and self._transfers.pairs:
-            seconds = np.array(self._first_links)
+        assert self._first_links is not None
+        self._first_links.append(sample)
+        if len(self._first_links) < self.config.settle_steps:
+            return
+        first, self._first_links = self._first_links, None
+        if self._transfers.pairs:
+            self._transfers.settle(first)
+            seconds = np.array([self._transfers.seconds(one) for one in first])
             self._link_s = medians(seconds)
-            material_s = self.config.link_step_ratio * float(np.nanmedian(self._first_totals_s))
+            usual_s = float(np.nanmedian([finite_median(one.total_s) for one in first]))
+            material_s = self.config.link_step_ratio * usual_s
             least_s = np.fmax(material_s / self._transfers.messages, self.config.link_excess_s)
             self._least_s = least_s
             self._links.settle(seconds / self._link_s)
@@ -216,7 +220,7 @@ class Detector:
                 self._links.remember(self._link_ratio(row))
 
     def _judge_links(self, step: int, sample: Sample) -> tuple[list[Suspect], list[int]]:
-        if len(self._first_links) < self.config.settle_steps:
+        if self._first_links is not None:
             self._settle_links(sample)
             return [], []
         seconds = self._transfers.seconds(sample)

@@ -9,7 +9,10 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from resihp_ext.detector.slots import Array, Sample, Slots
 
@@ -32,17 +35,36 @@ class Transfers:
         )
         """Of each pair in a step, both directions together."""
         self._cells, self._send, self._receive = cells, table[:, 1], table[:, 2]
+        self._usual = np.zeros(len(cells))
+
+    def settle(self, samples: Sequence[Sample]) -> None:
+        """Learns how many messages of each direction are usually waited for."""
+        if self.pairs:
+            counts = [np.add.reduceat(self._waited(s), self._first, dtype=float) for s in samples]
+            self._usual = np.median(counts, axis=0)
+
+    def _waited(self, sample: Sample) -> NDArray[np.bool_]:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(sample.wait_s.take(self._receive) > LEAST_WAIT_S)
 
     def seconds(self, sample: Sample) -> Array:
-        """Of each pair, the mean of both directions; NaN where a direction has no sample."""
+        """Of each pair, the mean of both directions; NaN where a direction has too few samples.
+
+        The least of a few messages is more than that of many, where their times have heavy tails:
+        a direction that tells less than half as many as usually, since a rank at its end is late
+        with something else, tells nothing.
+        """
         if not self.pairs:
             return np.zeros(0)
-        receive, wait_s = self._receive, sample.wait_s.take(self._receive)
-        took_s = sample.start_s.take(receive) + sample.own_s.take(receive) + wait_s
+        receive, waited = self._receive, self._waited(sample)
+        took_s = sample.start_s.take(receive) + sample.own_s.take(receive)
+        took_s += sample.wait_s.take(receive)
         took_s -= sample.start_s.take(self._send)
         with np.errstate(invalid="ignore"):
-            took_s = np.where((wait_s > LEAST_WAIT_S) & (took_s < np.inf), took_s, np.inf)
-        best = np.full(2 * len(self.pairs), np.inf)
-        best[self._cells] = np.minimum.reduceat(took_s, self._first)
-        best[~np.isfinite(best)] = np.nan
+            took_s = np.where(waited & (took_s < np.inf), took_s, np.inf)
+        least_s = np.minimum.reduceat(took_s, self._first)
+        few = 2 * np.add.reduceat(waited, self._first, dtype=float) < self._usual
+        least_s[few | ~np.isfinite(least_s)] = np.nan
+        best = np.full(2 * len(self.pairs), np.nan)
+        best[self._cells] = least_s
         return np.asarray(best.reshape(-1, 2).mean(axis=1))
