@@ -168,11 +168,12 @@ class Detector:
     def _own_ratio(self, predicted: Array, sample: Sample) -> Array:
         """Own work over prediction of each rank, over all that was measured of both."""
         slots = self.slots
-        own, healthy = sample.own_s.take(slots.compute), predicted.take(slots.compute_node)
-        both = own + healthy
-        if not np.isfinite(both).all():
-            own, healthy = np.where(np.isfinite(both), (own, healthy), 0.0)
-        top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
+        own = sample.own_s.take(slots.compute)
+        top, bottom = slots.sums_of_ranks(own), slots.sums_of_nodes(predicted)
+        if not np.isfinite(top + bottom).all():
+            healthy = predicted.take(slots.compute_node)
+            own, healthy = np.where(np.isfinite(own + healthy), (own, healthy), 0.0)
+            top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
         ratio: Array = np.divide(
             top, bottom, out=np.full(len(slots.ranks), np.nan), where=bottom > 0
         )

@@ -107,14 +107,13 @@ class Watch:
 
     def _rises(self, step: int) -> list[Rise]:
         config = self._config
-        # Few or none are worth a closer look.
-        at = np.flatnonzero(self._sum > 2 * SLACK)
-        with np.errstate(invalid="ignore"):
-            lowest = self._last[:, at].min(axis=0)
-            near = lowest > 1
-        at, lowest = at[near], lowest[near]
+        # Few or none are worth a closer look: no bar is below this one.
+        least = 1 + 0.7 * (min(self.over_ratio, config.further_ratio) - 1)
+        all_lowest = self._last.min(axis=0)
+        at = np.flatnonzero((all_lowest > least) & (self._sum > 2 * SLACK))
         if not len(at):
             return []
+        lowest = all_lowest[at]
         known = self.known[at]
         further = np.where(known > 1, known * config.further_ratio, self.over_ratio)
         pardon = np.where(self._until[at] > step, self._pardoned[at] * config.further_ratio, 0.0)
