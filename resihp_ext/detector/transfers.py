@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from resihp_ext.detector.slots import Array, Sample, Slots
+from resihp_ext.detector.slots import Array, Ints, Sample, Slots
 
 LEAST_WAIT_S = 2e-5
 """Who waits for less than this has found the message there."""
@@ -29,23 +29,39 @@ class Transfers:
         # A cell is a direction of a pair: forward, then backward.
         hops = sorted((2 * place[h[0]] + (not h[1]), h[2], h[3]) for h in slots.hops)
         table = np.array(hops, dtype=np.int64).reshape(-1, 3)
-        cells, self._first = np.unique(table[:, 0], return_index=True)
+        cells, first, counts = np.unique(table[:, 0], return_index=True, return_counts=True)
         self.messages: Array = np.bincount(table[:, 0] // 2, minlength=len(self.pairs)).astype(
             float
         )
         """Of each pair in a step, both directions together."""
-        self._cells, self._send, self._receive = cells, table[:, 1], table[:, 2]
-        self._usual = np.zeros(len(cells))
+        # A column for each cell; shorter ones repeat their last message.
+        rows = np.arange(counts.max(initial=0))[:, None]
+        at = first + np.minimum(rows, counts - 1)
+        self._cells, self._all_cells = cells, len(cells) == 2 * len(self.pairs)
+        self._send: Ints = np.ascontiguousarray(table[at, 1])
+        self._receive: Ints = np.ascontiguousarray(table[at, 2])
+        self._repeated = None if (counts == len(rows)).all() else rows >= counts
+        self._enough = np.zeros(len(cells), dtype=np.int64)
 
     def settle(self, samples: Sequence[Sample]) -> None:
         """Learns how many messages of each direction are usually waited for."""
         if self.pairs:
-            counts = [np.add.reduceat(self._waited(s), self._first, dtype=float) for s in samples]
-            self._usual = np.median(counts, axis=0)
+            counts = np.array([self._least(sample)[1] for sample in samples])
+            self._enough = np.ceil(np.median(counts, axis=0) / 2).astype(np.int64)
 
-    def _waited(self, sample: Sample) -> NDArray[np.bool_]:
+    def _least(self, sample: Sample) -> tuple[Array, Ints]:
+        """Of each cell, the least time, and how many messages were waited for; inf where none."""
+        end_s = sample.start_s + sample.own_s
+        end_s += sample.wait_s
+        took_s = end_s.take(self._receive)
+        took_s -= sample.start_s.take(self._send)
         with np.errstate(invalid="ignore"):
-            return np.asarray(sample.wait_s.take(self._receive) > LEAST_WAIT_S)
+            missed = ~(sample.wait_s.take(self._receive) > LEAST_WAIT_S)
+            missed |= ~(took_s < np.inf)
+        np.copyto(took_s, np.inf, where=missed)
+        if self._repeated is not None:
+            missed |= self._repeated
+        return took_s.min(axis=0), len(missed) - missed.sum(axis=0, dtype=np.int32)
 
     def seconds(self, sample: Sample) -> Array:
         """Of each pair, the mean of both directions; NaN where a direction has too few samples.
@@ -56,15 +72,11 @@ class Transfers:
         """
         if not self.pairs:
             return np.zeros(0)
-        receive, waited = self._receive, self._waited(sample)
-        took_s = sample.start_s.take(receive) + sample.own_s.take(receive)
-        took_s += sample.wait_s.take(receive)
-        took_s -= sample.start_s.take(self._send)
-        with np.errstate(invalid="ignore"):
-            took_s = np.where(waited & (took_s < np.inf), took_s, np.inf)
-        least_s = np.minimum.reduceat(took_s, self._first)
-        few = 2 * np.add.reduceat(waited, self._first, dtype=float) < self._usual
-        least_s[few | ~np.isfinite(least_s)] = np.nan
-        best = np.full(2 * len(self.pairs), np.nan)
-        best[self._cells] = least_s
-        return np.asarray(best.reshape(-1, 2).mean(axis=1))
+        least_s, counts = self._least(sample)
+        silent: NDArray[np.bool_] = (counts < self._enough) | ~np.isfinite(least_s)
+        least_s[silent] = np.nan
+        best = least_s
+        if not self._all_cells:
+            best = np.full(2 * len(self.pairs), np.nan)
+            best[self._cells] = least_s
+        return np.asarray((best[0::2] + best[1::2]) / 2)
