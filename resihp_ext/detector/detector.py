@@ -209,13 +209,13 @@ class Detector:
             return
         first, self._first_links = self._first_links, None
         if self._transfers.pairs:
-            self._transfers.settle(first)
-            seconds = np.array([self._transfers.seconds(one) for one in first])
-            self._link_s = medians(seconds)
             usual_s = float(np.nanmedian([finite_median(one.total_s) for one in first]))
             material_s = self.config.link_step_ratio * usual_s
             least_s = np.fmax(material_s / self._transfers.messages, self.config.link_excess_s)
             self._least_s = least_s
+            self._transfers.settle(first, least_s)
+            seconds = np.array([self._transfers.seconds(one) for one in first])
+            self._link_s = medians(seconds)
             self._links.settle(seconds / self._link_s)
             for row in seconds:
                 self._links.remember(self._link_ratio(row))

@@ -52,16 +52,17 @@ class Reader:
             return None
         # Ranks of a stage and its neighbours have the same ones.
         work: dict[Found, None] = dict.fromkeys([step.micro_batches for step in packed])
-        return self._sample(times, [step.total_s for step in packed], work)
+        whole_s = [(step.total_s, step.begun_s) for step in packed]
+        return self._sample(times, whole_s, work)
 
     def _of_some(self, steps: Mapping[int, Step]) -> Sample:
         times = list(self._blank)
         work: dict[Found, None] = {}
-        total_s = [np.nan] * len(times)
+        whole_s = [(np.nan, np.nan)] * len(times)
         for rank, step in steps.items():
             if (i := self._index_of.get(rank)) is None:
                 continue
-            total_s[i] = step.total_s
+            whole_s[i] = (step.total_s, step.begun_s)
             if isinstance(step, PackedStep):
                 if len(step.times) == len(times[i]):
                     times[i] = step.times
@@ -70,19 +71,21 @@ class Reader:
                 times[i] = pack_times(step.actions, self._keys[i])
                 for m in step.micro_batches:
                     work[m.number, m.tokens, m.squared] = None
-        return self._sample(times, total_s, work)
+        return self._sample(times, whole_s, work)
 
     def _sample(
-        self, times: list[bytes], total_s: list[float], work: Mapping[Found, None]
+        self, times: list[bytes], whole_s: list[tuple[float, float]], work: Mapping[Found, None]
     ) -> Sample:
         read = np.frombuffer(b"".join(times), dtype="<f8").reshape(-1, 3)
         start_s, own_s, wait_s = np.ascontiguousarray(read.T, dtype=np.float64)
+        total_s, begun_s = np.array(whole_s, dtype=np.float64).T
         tokens, squared = self._work(work)
         return Sample(
             start_s=start_s,
             own_s=own_s,
             wait_s=wait_s,
-            total_s=np.array(total_s, dtype=np.float64),
+            total_s=total_s,
+            begun_s=begun_s,
             tokens=tokens,
             squared=squared,
         )

@@ -38,7 +38,8 @@ class Sample:
     wait_s: Array
     """Of each slot; NaN where nothing was measured."""
     total_s: Array
-    """Of each rank."""
+    begun_s: Array
+    """Of each rank; NaN where nothing was measured."""
     tokens: Array
     squared: Array
     """Of each micro-batch."""

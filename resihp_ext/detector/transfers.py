@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from resihp_ext.detector.one_way import OneWay
 from resihp_ext.detector.slots import Array, Ints, Sample, Slots
 
 LEAST_WAIT_S = 2e-5
@@ -42,12 +43,19 @@ class Transfers:
         self._receive: Ints = np.ascontiguousarray(table[at, 2])
         self._repeated = None if (counts == len(rows)).all() else rows >= counts
         self._enough = np.zeros(len(cells), dtype=np.int64)
+        self._one_way = OneWay(slots, self.pairs)
 
-    def settle(self, samples: Sequence[Sample]) -> None:
-        """Learns how many messages of each direction are usually waited for."""
+    def settle(self, samples: Sequence[Sample], fallback_s: Array) -> None:
+        """Learns how many messages of each direction are usually waited for, and which directions.
+
+        Args:
+            fallback_s: See :meth:`OneWay.settle`.
+        """
         if self.pairs:
             counts = np.array([self._least(sample)[1] for sample in samples])
             self._enough = np.ceil(np.median(counts, axis=0) / 2).astype(np.int64)
+            ways_s = np.array([self._ways_s(sample) for sample in samples])
+            self._one_way.settle(list(samples), ways_s.reshape(len(samples), -1, 2), fallback_s)
 
     def _least(self, sample: Sample) -> tuple[Array, Ints]:
         """Of each cell, the least time, and how many messages were waited for; inf where none."""
@@ -64,7 +72,8 @@ class Transfers:
         return took_s.min(axis=0), len(missed) - missed.sum(axis=0, dtype=np.int32)
 
     def seconds(self, sample: Sample) -> Array:
-        """Of each pair, the mean of both directions; NaN where a direction has too few samples.
+        """Of each pair, the mean of both directions, or what tells the time of one; NaN where a
+        direction has too few samples.
 
         The least of a few messages is more than that of many, where their times have heavy tails:
         a direction that tells less than half as many as usually, since a rank at its end is late
@@ -72,11 +81,19 @@ class Transfers:
         """
         if not self.pairs:
             return np.zeros(0)
+        ways_s = self._ways_s(sample)
+        found: Array = (ways_s[0::2] + ways_s[1::2]) / 2
+        if len(self._one_way.at):
+            found[self._one_way.at] = self._one_way.seconds(sample, ways_s)
+        return found
+
+    def _ways_s(self, sample: Sample) -> Array:
+        """Of each pair, forward and backward, by the clocks of both ends' steps."""
         least_s, counts = self._least(sample)
         silent: NDArray[np.bool_] = (counts < self._enough) | ~np.isfinite(least_s)
         least_s[silent] = np.nan
-        best = least_s
-        if not self._all_cells:
-            best = np.full(2 * len(self.pairs), np.nan)
-            best[self._cells] = least_s
-        return np.asarray((best[0::2] + best[1::2]) / 2)
+        if self._all_cells:
+            return least_s
+        best = np.full(2 * len(self.pairs), np.nan)
+        best[self._cells] = least_s
+        return best

@@ -22,7 +22,7 @@ from resihp_ext.detector.suspect import Report
 from resihp_ext.detector.transfers import Transfers
 from resihp_ext.detector.verify import Changes
 from resihp_ext.detector.watch import Rise, Watch
-from resihp_ext.plan.plan import Plan, uniform_plan
+from resihp_ext.plan.plan import Plan, Replica, uniform_plan
 from resihp_ext.plan.schedule import one_forward_one_backward
 
 pytestmark = pytest.mark.unit
@@ -128,10 +128,52 @@ def test_a_direction_with_few_messages_says_nothing_of_its_link() -> None:
     everything = replace(sample, wait_s=np.ones_like(sample.wait_s))
     pair = transfers.pairs[0]
     hops = [hop for hop in slots.hops if hop[0] == pair and hop[1]]
-    transfers.settle([everything] * 3)
+    transfers.settle([everything] * 3, transfers.messages * 1e-3)
     for left, told in ((len(hops) // 2, True), (len(hops) // 2 - 1, False)):
         wait_s = everything.wait_s.copy()
         wait_s[[hop[3] for hop in hops[left:]]] = 0.0
         seconds = transfers.seconds(replace(everything, wait_s=wait_s))
         assert np.isfinite(seconds[0]) == told
         assert np.isfinite(seconds[1:]).all()
+
+
+def one_way(devices_per_node: int, *faults: Fault) -> Scene:
+    """The first stage has seven times the layers of the second, which always waits for it."""
+    plan = uniform_plan(
+        num_layers=8, tp=2, pp=2, dp=2, micro_batches=8, devices_per_node=devices_per_node
+    )
+    replicas = tuple(
+        Replica(
+            stages=tuple(
+                replace(stage, layers=layers)
+                for stage, layers in zip(one.stages, ((0, 7), (7, 8)), strict=True)
+            )
+        )
+        for one in plan.replicas
+    )
+    uneven = replace(plan, replicas=replicas).validated()
+    return replace(scene(*faults, steps=45), plan=uneven, network=4.0)
+
+
+@pytest.mark.parametrize("devices_per_node", [4, 8])
+def test_a_slow_link_is_found_where_one_direction_is_never_waited_for(
+    devices_per_node: int,
+) -> None:
+    slow = Fault(kind="link", ranks=(1, 5), factor=2.5, onset=30, end=1000)
+    one = one_way(devices_per_node, slow)
+    detector, suspects = Detector(one.plan), []
+    for step, records in Run(one):
+        suspects += [(step, s.ranks) for s in detector.observe(step, records).suspects]
+    assert [ranks for _, ranks in suspects] == [(1, 5)]
+    assert suspects[0][0] in (32, 33)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_set_clock_is_no_slow_link_there_either(node: int) -> None:
+    one, suspects = one_way(4), []
+    detector, run = Detector(one.plan), Run(one)
+    for step in range(1, 46):
+        if step == 25:
+            run.set_clock(node, 3.0)
+        suspects += detector.observe(step, run.walk(step)).suspects
+    assert not suspects
