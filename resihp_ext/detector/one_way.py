@@ -91,8 +91,7 @@ class OneWay:
         return np.asarray(took_s - np.where(self._near[self.at], 0.0, self._moved_s()))
 
     def _moved_s(self) -> Array:
-        """By how much clocks make messages look longer; little by little, that is the noise of SYNC,
-        which makes nobody slow."""
+        """By how much clocks make messages look longer: as far as they were set, or slewed."""
         moved_s = medians(np.array(self._apart))
         now_s = medians(np.array(self._apart)[-SET_STEPS:])
         was_set = np.abs(now_s) > SET_NOISE * self._noise_s
