@@ -46,8 +46,8 @@ def _of_node(
         if len(members) == 1 or not _alike(levels[members], watch.known[members], watch.over_ratio):
             continue
         level = float(np.median(levels[members]))
-        for i in members:
-            watch.know([i], float(levels[i]))
+        # One level for all: an odd one of a device would have it named alone later.
+        watch.know(members, level)
         ranks = tuple(sorted(slots.ranks[i] for i in members))
         since = min(rise.since_step for rise in rises)
         text = (
