@@ -88,14 +88,15 @@ class OneWay:
         """
         took_s = ways_s[self._cells] + self._begun_apart_s(sample) - self._shift_s
         self._apart.append(self._synced_apart_s(sample) - self._usual_apart_s)
-        return np.asarray(took_s - np.where(self._near[self.at], 0.0, self._moved_s()))
+        return np.asarray(took_s - np.where(self._near[self.at], 0.0, self._moved_s(took_s)))
 
-    def _moved_s(self) -> Array:
+    def _moved_s(self, took_s: Array) -> Array:
         """By how much clocks make messages look longer: as far as they were set, or slewed."""
         moved_s = medians(np.array(self._apart))
         now_s = medians(np.array(self._apart)[-SET_STEPS:])
-        was_set = np.abs(now_s) > SET_NOISE * self._noise_s
-        return np.where(was_set, now_s, np.fmax(moved_s, 0.0))
+        late = np.where(now_s > SET_NOISE * self._noise_s, now_s, moved_s)
+        # What arrives before it was sent is proof of a set clock; less may be the noise of SYNC.
+        return np.where(took_s < 0, np.fmin(now_s, 0.0), np.fmax(late, 0.0))
 
     def _begun_apart_s(self, sample: Sample) -> Array:
         return np.asarray(sample.begun_s.take(self._target) - sample.begun_s.take(self._source))

@@ -177,3 +177,31 @@ def test_a_set_clock_is_no_slow_link_there_either(node: int) -> None:
             run.set_clock(node, 3.0)
         suspects += detector.observe(step, run.walk(step)).suspects
     assert not suspects
+
+
+def test_a_device_of_a_node_that_was_named_on_a_ramp_is_not_named_alone_later() -> None:
+    plan = plan_of()
+    slots = Slots(plan, one_forward_one_backward(plan))
+    node = [slots.index_of[rank] for rank in range(4)]
+    watch = Watch(8, 1.15, DetectorConfig())
+    watch.settle(np.ones((12, 8)))
+    found = []
+    ramp = [(1.72, 1.75, 2.11, 1.68)] * 3 + [(2.2, 2.2, 2.2, 2.2)] * 4
+    for step, row in enumerate(ramp, 1):
+        ratios = np.ones(8)
+        ratios[node] = row
+        rises, _ = watch.observe(step, ratios)
+        found += [(s.kind, s.ranks) for s in device_suspects(plan, slots, watch, rises)]
+    assert found == [("host", (0, 1, 2, 3))] * 2
+
+
+def test_what_other_links_do_now_and_then_is_no_slow_link() -> None:
+    for busy in (True, False):
+        watch = Watch(8, 1.2, DetectorConfig(), chance=1e-6)
+        watch.settle(np.ones((12, 8)))
+        random, found = np.random.default_rng(1), []
+        for step in range(1, 101):
+            row = np.where(random.random(8) < (0.04 if busy else 0.0), 2.0, 1.0)
+            row[0] = 1.5 if step > 97 else 1.0
+            found += [rise.at for rise in watch.observe(step, row)[0]]
+        assert found == ([] if busy else [0])
