@@ -12,7 +12,7 @@ import numpy as np
 
 from resihp_ext.detector.slots import Array, Slots
 from resihp_ext.detector.suspect import Suspect
-from resihp_ext.detector.watch import Rise, Watch
+from resihp_ext.detector.watch import MOST_BIAS, Rise, Watch
 from resihp_ext.plan.plan import Plan
 
 ALIKE = 0.5
@@ -41,16 +41,13 @@ def device_suspects(plan: Plan, slots: Slots, watch: Watch, rises: Sequence[Rise
 def _of_node(
     node: int, rises: Sequence[Rise], members: Sequence[int], slots: Slots, watch: Watch
 ) -> list[Suspect]:
-    high = 1 + (watch.over_ratio - 1) / 2
-    last = watch.last()
-    # Who was as slow before does not join: one more device is one more device.
-    over = last[members] / watch.known[members]
-    # What slows a host down slows its devices alike; one that is a little late is no witness.
-    alike = (over - 1).min() >= ALIKE * (over - 1).max()
-    if len(members) > 1 and (over > high).all() and alike:
-        level = float(np.median(last[members]))
-        for i in members:
-            watch.know([i], float(last[i]))
+    # In a single step one of many devices is often odd; a median of steps is late on a ramp.
+    for levels in (watch.levels(), watch.last()):
+        if len(members) == 1 or not _alike(levels[members], watch.known[members], watch.over_ratio):
+            continue
+        level = float(np.median(levels[members]))
+        # One level for all: an odd one of a device would have it named alone later.
+        watch.know(members, level)
         ranks = tuple(sorted(slots.ranks[i] for i in members))
         since = min(rise.since_step for rise in rises)
         text = (
@@ -73,6 +70,19 @@ def _of_node(
             )
         )
     return suspects
+
+
+def _alike(levels: Array, known: Array, over_ratio: float) -> bool:
+    """Whether all devices of a node have become slower by much the same.
+
+    What slows a host down slows its devices alike; one that is a little late is no witness.
+    """
+    # Who was as slow before does not join: one more device is one more device.
+    excess = levels / known - 1
+    if not (excess > (over_ratio - 1) / 2).all():
+        return False
+    # Devices that differ for ever still do.
+    return bool(excess.min() + (MOST_BIAS - 1) / 2 >= ALIKE * excess.max())
 
 
 def link_suspects(
@@ -110,7 +120,8 @@ def _leading(
     """
     if not rises:
         return []
-    lost_s = (watch.known - 1) * healthy_s
+    # One that has lost more counts before it is a rise of its own: on a ramp it may be the later.
+    lost_s = (np.fmax(watch.known, watch.levels()) - 1) * healthy_s
     for rise in rises:
         lost_s[rise.at] = (rise.level - 1) * healthy_s[rise.at]
     ends = np.array(pairs)

@@ -25,7 +25,7 @@ from resihp_ext.detector.reader import Reader, Step
 from resihp_ext.detector.slots import Array, Role, Sample, Slots, finite_median, medians
 from resihp_ext.detector.suspect import Report, Suspect
 from resihp_ext.detector.transfers import Transfers
-from resihp_ext.detector.verify import Changes
+from resihp_ext.detector.verify import Change, Changes
 from resihp_ext.detector.watch import Watch
 from resihp_ext.plan.plan import Plan
 from resihp_ext.plan.program import Program
@@ -71,9 +71,8 @@ class Detector:
         self._links = Watch(
             pairs, self.config.link_over_ratio, self.config, chance=self.config.link_chance
         )
-        self._first_links: list[Array] = []
+        self._first_links: list[Sample] | None = []
         self._link_s, self._least_s = np.full(pairs, np.nan), np.full(pairs, np.nan)
-        self._first_totals_s: list[float] = []
         self._warm_up, self._age = self.config.warm_up_steps, 0
         self._ratios: deque[float] = deque(maxlen=self.config.confirm_steps)
         self._changes = Changes(
@@ -176,11 +175,12 @@ class Detector:
     def _own_ratio(self, predicted: Array, sample: Sample) -> Array:
         """Own work over prediction of each rank, over all that was measured of both."""
         slots = self.slots
-        own, healthy = sample.own_s.take(slots.compute), predicted.take(slots.compute_node)
-        both = own + healthy
-        if not np.isfinite(both).all():
-            own, healthy = np.where(np.isfinite(both), (own, healthy), 0.0)
-        top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
+        own = sample.own_s.take(slots.compute)
+        top, bottom = slots.sums_of_ranks(own), slots.sums_of_nodes(predicted)
+        if not np.isfinite(top + bottom).all():
+            healthy = predicted.take(slots.compute_node)
+            own, healthy = np.where(np.isfinite(own + healthy), (own, healthy), 0.0)
+            top, bottom = slots.sums_of_ranks(own), slots.sums_of_ranks(healthy)
         ratio: Array = np.divide(
             top, bottom, out=np.full(len(slots.ranks), np.nan), where=bottom > 0
         )
@@ -210,20 +210,25 @@ class Detector:
         self._first = None
 
     def _settle_links(self, sample: Sample) -> None:
-        self._first_links.append(self._transfers.seconds(sample))
-        self._first_totals_s.append(finite_median(sample.total_s))
-        if len(self._first_links) == self.config.settle_steps and self._transfers.pairs:
-            seconds = np.array(self._first_links)
-            self._link_s = medians(seconds)
-            material_s = self.config.link_step_ratio * float(np.nanmedian(self._first_totals_s))
+        assert self._first_links is not None
+        self._first_links.append(sample)
+        if len(self._first_links) < self.config.settle_steps:
+            return
+        first, self._first_links = self._first_links, None
+        if self._transfers.pairs:
+            usual_s = float(np.nanmedian([finite_median(one.total_s) for one in first]))
+            material_s = self.config.link_step_ratio * usual_s
             least_s = np.fmax(material_s / self._transfers.messages, self.config.link_excess_s)
             self._least_s = least_s
+            self._transfers.settle(first, least_s)
+            seconds = np.array([self._transfers.seconds(one) for one in first])
+            self._link_s = medians(seconds)
             self._links.settle(seconds / self._link_s)
             for row in seconds:
                 self._links.remember(self._link_ratio(row))
 
     def _judge_links(self, step: int, sample: Sample) -> tuple[list[Suspect], list[int]]:
-        if len(self._first_links) < self.config.settle_steps:
+        if self._first_links is not None:
             self._settle_links(sample)
             return [], []
         seconds = self._transfers.seconds(sample)
@@ -248,9 +253,9 @@ class Detector:
         ratio = observed / expected if expected > 0 else np.nan
         # An odd step, or two, is no change: what counts is what all of the last ones show.
         self._ratios.append(ratio)
-        change = self._changes.observe(float(np.fmin.reduce(self._ratios)))
-        over = change is not None and change.after > self.config.validate_over_ratio
-        new = over and change is not None and change.after > change.before
+        least = float(np.fmin.reduce(self._ratios))
+        change = self._changes.observe(least)
+        new = change is not None and self.is_slow(change, least)
         known = bool((self._devices.known > 1).any() or (self._links.known > 1).any())
         if self._changes.unsettled or (0.8 < ratio < 1.25 and not known):
             self.itp.correct(ratio)
@@ -261,6 +266,12 @@ class Detector:
             ratio=ratio,
             unexplained=new and not explained and not known,
         )
+
+    def is_slow(self, change: Change, least: float) -> bool:
+        """Whether a change is a slow job's: far over the prediction and over what was usual, since
+        jitter may have that above the prediction for ever; and not over again by now."""
+        limit = self.config.validate_over_ratio
+        return change.after > limit * max(change.before, 1.0) and least > limit
 
     def _learn(self, sample: Sample, predicted: Array, report: Report) -> None:
         young, turn = self._age <= LEARN_EVERY, self._age % LEARN_EVERY

@@ -44,7 +44,8 @@ class IterationPredictor:
         self._node_of = {d.rank: d.node for d in slots.plan.devices}
         work, receive = self._walk.work, self._walk.receive
         self._busy = np.flatnonzero(work >= 0)
-        self._host = slots.host_of_node[work[self._busy]]
+        self._nodes_of_busy = work[self._busy]
+        self._host = slots.host_of_node[self._nodes_of_busy]
         self._steps = {
             role: np.flatnonzero(np.isin(work, nodes)) for role, nodes in slots.roles.items()
         }
@@ -98,13 +99,13 @@ class IterationPredictor:
             node_s: Each node's own time on a healthy device.
             level: How many times as long each rank's device is known to take.
         """
-        work = self._walk.work
-        busy = np.zeros(len(work))
+        busy = np.zeros(len(self._walk.work))
         # A group is as slow as its slowest member.
         slow = self._slots.most_of_hosts(level)
-        busy[self._busy] = np.nan_to_num(node_s[work[self._busy]]) * slow[self._host]
+        busy[self._busy] = np.nan_to_num(node_s.take(self._nodes_of_busy)) * slow.take(self._host)
         for role, steps in self._steps.items():
-            busy[steps] += self._group_s(role) * self._slots.load(work[steps], sample)
+            if group_s := self._group_s(role):
+                busy[steps] += group_s * self._slots.load(self._walk.work[steps], sample)
         walk_s = self._walk.seconds(busy, self._wire_s)
         tail_s = median(self._tail) if self._tail else 0.0
         return (walk_s + tail_s) * self.offset

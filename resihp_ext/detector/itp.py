@@ -138,8 +138,10 @@ class Walk:
         ends[:count] = begin_s
         done = ends[count:]
         for mine, before, sender in self._levels:
-            ready = np.maximum(ends[before], ends[sender] + wire_s[mine])
-            done[mine] = ready + busy_s[mine]
+            arrived = ends.take(sender, axis=0)
+            arrived += wire_s[mine]
+            ready = np.maximum(ends.take(before, axis=0), arrived, out=arrived)
+            np.add(ready, busy_s[mine], out=done[mine])
         return np.asarray(ends[self._lasts])
 
     def seconds(self, busy_s: Array, wire_s: Array) -> float:

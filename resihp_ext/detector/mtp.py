@@ -155,7 +155,7 @@ class MicroBatchPredictor:
         """Own time of every node on a healthy device; NaN where nothing is computed."""
         predicted = np.full(slots.nodes, np.nan)
         for role, mine in slots.roles.items():
-            predicted[mine] = slots.features(mine, sample) @ self.coefficients(role)
+            predicted[mine] = slots.role_features(role, sample) @ self.coefficients(role)
         return predicted
 
     def describe(self) -> dict[str, list[float]]:

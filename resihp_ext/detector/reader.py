@@ -5,7 +5,8 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -43,25 +44,26 @@ class Reader:
 
     def _of_all(self, steps: Mapping[int, Step]) -> Sample | None:
         """The usual case, with as little as can be for each rank: all are there, packed."""
-        found = [steps.get(rank) for rank in self._ranks]
+        found = list(map(steps.get, self._ranks))
         if set(map(type, found)) != {PackedStep}:
             return None
         packed = cast(list[PackedStep], found)
         times = [step.times for step in packed]
         if list(map(len, times)) != self._lengths:
             return None
-        # Ranks of a stage and its neighbours have the same ones.
+        # Ranks of a stage and its neighbours have the same micro-batches.
         work: dict[Found, None] = dict.fromkeys([step.micro_batches for step in packed])
-        return self._sample(times, [step.total_s for step in packed], work)
+        total_s, begun_s = [step.total_s for step in packed], [step.begun_s for step in packed]
+        return self._sample(times, total_s, begun_s, work)
 
     def _of_some(self, steps: Mapping[int, Step]) -> Sample:
         times = list(self._blank)
         work: dict[Found, None] = {}
-        total_s = [np.nan] * len(times)
+        total_s, begun_s = [np.nan] * len(times), [np.nan] * len(times)
         for rank, step in steps.items():
             if (i := self._index_of.get(rank)) is None:
                 continue
-            total_s[i] = step.total_s
+            total_s[i], begun_s[i] = step.total_s, step.begun_s
             if isinstance(step, PackedStep):
                 if len(step.times) == len(times[i]):
                     times[i] = step.times
@@ -70,10 +72,14 @@ class Reader:
                 times[i] = pack_times(step.actions, self._keys[i])
                 for m in step.micro_batches:
                     work[m.number, m.tokens, m.squared] = None
-        return self._sample(times, total_s, work)
+        return self._sample(times, total_s, begun_s, work)
 
     def _sample(
-        self, times: list[bytes], total_s: list[float], work: Mapping[Found, None]
+        self,
+        times: Sequence[bytes],
+        total_s: Sequence[float],
+        begun_s: Sequence[float],
+        work: Mapping[Found, None],
     ) -> Sample:
         read = np.frombuffer(b"".join(times), dtype="<f8").reshape(-1, 3)
         start_s, own_s, wait_s = np.ascontiguousarray(read.T, dtype=np.float64)
@@ -82,7 +88,8 @@ class Reader:
             start_s=start_s,
             own_s=own_s,
             wait_s=wait_s,
-            total_s=np.array(total_s, dtype=np.float64),
+            total_s=_array(total_s),
+            begun_s=_array(begun_s),
             tokens=tokens,
             squared=squared,
         )
@@ -96,3 +103,8 @@ class Reader:
         rows = rows[(rows[:, 0] >= 0) & (rows[:, 0] < self._micro_batches)]
         work[:, rows[:, 0]] = rows[:, 1:].T
         return work
+
+
+def _array(values: Sequence[float]) -> Array:
+    """In a third of the time that numpy takes for a list."""
+    return np.frombuffer(array("d", values), dtype=np.float64)

@@ -38,7 +38,8 @@ class Sample:
     wait_s: Array
     """Of each slot; NaN where nothing was measured."""
     total_s: Array
-    """Of each rank."""
+    begun_s: Array
+    """Of each rank; NaN where nothing was measured."""
     tokens: Array
     squared: Array
     """Of each micro-batch."""
@@ -68,6 +69,15 @@ class Slots:
             mine = (self._kind == kind) & (self._tp == tp)
             self.roles[kind, tp] = np.flatnonzero(mine)
             self.role_slots[kind, tp] = np.flatnonzero(mine[self.node_of])
+        self._of_roles = {
+            role: (self.micro_batch[nodes], np.ascontiguousarray(self._shape[nodes].T))
+            for role, nodes in self.roles.items()
+        }
+        self._busy_nodes: Ints = np.flatnonzero(self._kind >= 0)
+        busy_hosts = self.host_of_node[self._busy_nodes]
+        self._busy_hosts, self._first_busy = np.unique(busy_hosts, return_index=True)
+        counts = [plan.stage(host).tp for host in plan.hosts]
+        self._host_of_index: Ints = np.repeat(np.arange(len(counts)), counts)
         self.hops: list[Hop] = self._hops()
 
     def _lay_out(self) -> None:
@@ -131,12 +141,11 @@ class Slots:
     def features(self, nodes: Ints, sample: Sample) -> Array:
         """What the time of computation is linear in: layers times tokens, layers times squares,
         tokens through the embedding, tokens through the head."""
-        micro_batch, shape = self.micro_batch[nodes], self._shape[nodes]
-        tokens, squared = sample.tokens[micro_batch], sample.squared[micro_batch]
-        found = np.empty((len(nodes), 4))
-        found[:, 0], found[:, 1] = shape[:, 0] * tokens, shape[:, 0] * squared
-        found[:, 2:] = shape[:, 1:] * tokens[:, None]
-        return found
+        return _features(self.micro_batch[nodes], self._shape.T.take(nodes, axis=1), sample)
+
+    def role_features(self, role: Role, sample: Sample) -> Array:
+        """The same of all nodes of a role."""
+        return _features(*self._of_roles[role], sample)
 
     def load(self, nodes: Ints, sample: Sample) -> Array:
         """Layers times tokens."""
@@ -148,15 +157,35 @@ class Slots:
         sums[self._working] = np.add.reduceat(of_compute, self._first_compute)
         return sums
 
+    def sums_of_nodes(self, of_nodes: Array) -> Array:
+        """The same from what all ranks of a node have in common."""
+        sums = np.zeros(len(self._first_rank))
+        found = of_nodes.take(self._busy_nodes)
+        sums[self._busy_hosts] = np.add.reduceat(found, self._first_busy)
+        return sums.take(self._host_of_index)
+
     def most_of_hosts(self, of_ranks: Array) -> Array:
         """Over the ranks of each host, the largest."""
         return np.asarray(np.maximum.reduceat(of_ranks, self._first_rank))
 
 
+def _features(micro_batch: Ints, shape: Array, sample: Sample) -> Array:
+    tokens, squared = sample.tokens.take(micro_batch), sample.squared.take(micro_batch)
+    columns = np.empty((4, len(micro_batch)))
+    np.multiply(shape[0], tokens, out=columns[0])
+    np.multiply(shape[0], squared, out=columns[1])
+    np.multiply(shape[1:], tokens, out=columns[2:])
+    return columns.T
+
+
 def finite_median(values: Array) -> float:
     """The median of what is finite; NaN when nothing is."""
     found = values[np.isfinite(values)]
-    return float(np.median(found)) if len(found) else float("nan")
+    if not len(found):
+        return float("nan")
+    low, high = (len(found) - 1) // 2, len(found) // 2
+    found.partition((low, high))
+    return float((found[low] + found[high]) / 2)
 
 
 def medians(rows: Array) -> Array:

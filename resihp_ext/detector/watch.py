@@ -107,25 +107,26 @@ class Watch:
 
     def _rises(self, step: int) -> list[Rise]:
         config = self._config
-        # Few or none are worth a closer look.
-        at = np.flatnonzero(self._sum > 2 * SLACK)
-        with np.errstate(invalid="ignore"):
-            lowest = self._last[:, at].min(axis=0)
-            near = lowest > 1
-        at, lowest = at[near], lowest[near]
+        # Few or none are worth a closer look: no bar is below this one.
+        least = 1 + 0.7 * (min(self.over_ratio, config.further_ratio) - 1)
+        all_lowest = self._last.min(axis=0)
+        at = np.flatnonzero((all_lowest > least) & (self._sum > 2 * SLACK))
         if not len(at):
             return []
+        lowest = all_lowest[at]
         known = self.known[at]
         further = np.where(known > 1, known * config.further_ratio, self.over_ratio)
         pardon = np.where(self._until[at] > step, self._pardoned[at] * config.further_ratio, 0.0)
         limit = np.maximum(further, pardon)
+        # Each of the steps is well on its way from the level that is no news to the limit.
+        base = np.where(pardon > further, self._pardoned[at], known)
+        bar = base + 0.7 * (limit - base)
         middle = np.median(self._last[:, at], axis=0)
         noise = config.noise_limit * self._noise[at] / np.sqrt(config.confirm_steps)
-        found = (middle > limit) & (lowest > 1 + 0.7 * (limit - 1))
+        found = (middle > limit) & (lowest > bar)
         found &= np.log(middle / known) > noise
         found &= (middle - known) > config.verify_ratio * middle
         if self._chance is not None:
-            bar = 1 + 0.7 * (limit - 1)
             for i in np.flatnonzero(found):
                 found[i] = known[i] > 1 or self._improbable(int(at[i]), float(bar[i]))
         return [
@@ -139,7 +140,11 @@ class Watch:
         high = self._latest(at)[::-1] > bar
         row = _first_false(high)
         before = high[row:]
-        single = (before.sum() + 0.5) / (len(before) + 1)
+        # Links of a job are alike: what all of them do now and then, this one may do as well.
+        order = (self._turn - 1 - np.arange(row, REMEMBERED)) % REMEMBERED
+        others = self._past[order]
+        often = np.count_nonzero(others > bar) / max(np.count_nonzero(np.isfinite(others)), 1)
+        single = max((before.sum() + 0.5) / (len(before) + 1), often)
         return bool(row * np.log(single) <= np.log(self._chance))
 
     def _latest(self, at: int) -> Array:
