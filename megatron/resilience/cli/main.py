@@ -15,6 +15,7 @@ import click
 from megatron.resilience.cli.job import drain, join, status, top
 from megatron.resilience.cli.plan import plan
 from megatron.resilience.cli.receipts import receipts
+from megatron.resilience.cli.reproduce import reproduce
 from resihp_ext import __version__
 from resihp_ext.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 
@@ -88,7 +89,7 @@ def profile_machine(
     run.profile(options, click.echo)
 
 
-for verb in (plan, status, top, drain, join, receipts):
+for verb in (plan, status, top, drain, join, receipts, reproduce):
     resihp.add_command(verb)
 
 

@@ -1,0 +1,51 @@
+"""The paper's planner with some of its three steps only.
+
+What is left when a step is off: without device exclusion a TP group runs whole, at the pace of its
+slowest device, and a group with a dead one is lost, and its replica with it; without layer
+repartition stages keep their layers; without workload migration replicas share micro-batches evenly.
+
+Imports neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from resihp_ext.scheduler.problem import Problem
+from resihp_ext.simulator.layout import Layout
+from resihp_ext.simulator.policies.planned import Progressive
+from resihp_ext.simulator.policy import Policy, View
+
+STEPS = ("exclusion", "repartition", "migration")
+
+
+class Ablated(Progressive):
+    """Some of the steps."""
+
+    def __init__(self, *steps: str) -> None:
+        super().__init__()
+        self._steps = steps
+        self.name = "+".join(steps) or "no step"
+
+    def problem(self, view: View, held: Layout) -> Problem:
+        """The usual one, with steps switched off."""
+        made = super().problem(view, held)
+        switches = {step: step in self._steps for step in STEPS}
+        return replace(made, options=replace(made.options, **switches))
+
+
+def _maker(*steps: str) -> Callable[[], Policy]:
+    return lambda: Ablated(*steps)
+
+
+VARIANTS: tuple[tuple[str, ...], ...] = (
+    (),
+    *((step,) for step in STEPS),
+    ("exclusion", "repartition"),
+    ("exclusion", "migration"),
+    ("repartition", "migration"),
+    STEPS,
+)
+ABLATED = {f"{' + '.join(one) or 'no step'}": _maker(*one) for one in VARIANTS}
+"""By name."""
