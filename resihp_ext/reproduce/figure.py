@@ -47,6 +47,8 @@ class Claim:
     paper: tuple[float, float]
     """From and to; an open end is infinite, or zero."""
     unit: str = ""
+    better: str | None = None
+    """``low`` or ``high``, where being further out on this side is no difference to explain."""
     why: str = ""
     """Where ours is outside: what it hangs on."""
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from resihp_ext.errors import UserError
 from resihp_ext.reproduce.figure import Part
+from resihp_ext.reproduce.alarms import ALARMS
+from resihp_ext.reproduce.predictor import PREDICTOR
 from resihp_ext.reproduce.throughput import FAIL_SLOW, FAIL_STOP, MIXED_PART
 
-PARTS = {one.name: one for one in (FAIL_STOP, FAIL_SLOW, MIXED_PART)}
+PARTS = {one.name: one for one in (PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART)}
 """By name."""
 
 

@@ -6,11 +6,12 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from resihp_ext.errors import UserError
+from resihp_ext.simulator.policies.greyhound import Greyhound
 from resihp_ext.simulator.policies.nothing import Nothing
 from resihp_ext.simulator.policies.planned import Joint, Progressive
 from resihp_ext.simulator.policy import Policy
 
-POLICIES: dict[str, type[Policy]] = {one.name: one for one in (Nothing, Progressive, Joint)}
+POLICIES: dict[str, type[Policy]] = {one.name: one for one in (Nothing, Greyhound, Progressive, Joint)}
 """From the weakest to the strongest, about; each makes an object a run."""
 
 
