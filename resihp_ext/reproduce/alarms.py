@@ -116,9 +116,7 @@ class Watched:
                 counts[i] += change is not None and change.after > change.before
         mean_s = fmean(totals_s)
         deviation = fmean((one - mean_s) ** 2 for one in totals_s) ** 0.5 / mean_s
-        return Counted(
-            ours=mine, greyhound=tuple(counts), iteration_s=mean_s, deviation=deviation
-        )
+        return Counted(ours=mine, greyhound=tuple(counts), iteration_s=mean_s, deviation=deviation)
 
 
 def _mine(row: Row, scale: Scale) -> list[Watched]:
@@ -162,7 +160,10 @@ def make(part: Part, scale: Scale, results: Results) -> Figure:
                 *(mine * row.ours_s, swept[place] * stop_s, row.ours_s, stop_s),
             )
         )
-        for who, value, paper in (("ours", mine, row.ours), ("Greyhound", swept[place], row.theirs)):
+        for who, value, paper in (
+            ("ours", mine, row.ours),
+            ("Greyhound", swept[place], row.theirs),
+        ):
             claims.append(
                 Claim(
                     quantity=f"false alarms of a run, {row.name}, {who}",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resihp_ext.errors import UserError
-from resihp_ext.reproduce.figure import Part
 from resihp_ext.reproduce.alarms import ALARMS
+from resihp_ext.reproduce.figure import Part
 from resihp_ext.reproduce.predictor import PREDICTOR
 from resihp_ext.reproduce.throughput import FAIL_SLOW, FAIL_STOP, MIXED_PART
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from resihp_ext.simulator.happenings import Happening
 
 
-def capacity_ratio(happenings: Sequence[Happening], devices: int, until_s: float) -> float:
+def capacity_ratio(
+    happenings: Sequence[Happening], devices: int, *, begin_s: float = 0.0, until_s: float
+) -> float:
     """The mean of all devices' throughputs over a run: ``integral of sum(p) / (N * T)``.
 
     A goodput ratio at most this high is possible where the healthy job keeps every device as busy
@@ -23,18 +25,20 @@ def capacity_ratio(happenings: Sequence[Happening], devices: int, until_s: float
     Args:
         happenings: In the order of time.
         devices: Of the job.
+        begin_s: From when on it is asked for.
         until_s: When the run ends.
     """
     p: dict[int, float] = {}
-    total, now_s = 0.0, 0.0
+    total, now_s = 0.0, begin_s
     for one in happenings:
         if one.at_s >= until_s:
             break
-        total += (one.at_s - now_s) * _sum(p, devices)
-        now_s = one.at_s
+        if one.at_s > now_s:
+            total += (one.at_s - now_s) * _sum(p, devices)
+            now_s = one.at_s
         p.update(one.p)
     total += (until_s - now_s) * _sum(p, devices)
-    return total / (devices * until_s)
+    return total / (devices * (until_s - begin_s))
 
 
 def _sum(p: dict[int, float], devices: int) -> float:
