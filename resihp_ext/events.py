@@ -49,6 +49,10 @@ class Event(StrEnum):
     MIGRATED = "migrated"
     """Within this step a micro-batch has passed a stage in another replica than planned:
     ``micro_batch``, ``source`` and ``target`` (``replica.stage``)."""
+    VALIDATION = "validation"
+    """The coordinator has had a suspect measured, or measured again: ``kind``, ``ranks``,
+    ``verdict``, ``p`` by rank and ``links`` by pair where they are decided, ``estimated_p``,
+    ``again`` (whether it was known), ``evidence``, ``took_s`` at the boundary."""
     JOB_END = "job_end"
     """Training ended without an error; under a plan ``sent_bytes`` and ``between_nodes_bytes``,
     what this rank has sent over stage boundaries in all."""
@@ -57,8 +61,11 @@ class Event(StrEnum):
 class EventLog:
     """Appends events of one rank to ``events.jsonl``; the owner calls :meth:`close`."""
 
-    def __init__(self, directory: Path, *, rank: int) -> None:
+    def __init__(self, directory: Path, *, rank: int | None) -> None:
         """Opens the log, creating ``directory``.
+
+        Args:
+            rank: None: the coordinator's.
 
         Raises:
             UserError: the directory cannot be written.

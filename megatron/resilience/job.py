@@ -269,7 +269,7 @@ class Job:
                 events=self.events,
                 config=self.settings.recovery,
                 faults=faults,
-                detect=self.settings.timing.detect != "off",
+                timing=self.settings.timing,
                 describe=lambda: brief(self.args, layout, self.device, self.settings),
                 also=driver if len(plans) > 1 else None,
                 level=self.settings.checkpoint.verify_checkpoint,

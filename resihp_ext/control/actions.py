@@ -5,10 +5,12 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from resihp_ext.control.messages import Message
+from resihp_ext.events import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,15 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """An event for ``events.jsonl``."""
+
+    event: Event
+    step: int
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over."""
 
@@ -81,4 +92,4 @@ class End:
     cause: str
 
 
-Action = ToRank | ToNode | NeedPlan | Prepare | Say | End
+Action = ToRank | ToNode | NeedPlan | Prepare | Say | Record | End

@@ -31,7 +31,7 @@ def judged(job: Job, report: Report) -> list[Action]:
     if speeds.terms is None:
         return []
     actions: list[Action] = []
-    if speeds.found(job.slowness.speeds(), _since(report)):
+    if speeds.found(job.validation.believed(job.slowness.speeds()), _since(report)):
         actions.append(Prepare(job.question("ahead", _usable(job))))
     if not speeds.open or job.phase is not Phase.RUNNING or job.proposal is not None or job.done:
         return actions

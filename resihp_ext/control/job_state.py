@@ -27,6 +27,7 @@ from resihp_ext.control.slots import CONNECTED, Slots
 from resihp_ext.control.slowness import Slowness
 from resihp_ext.control.speeds import Speeds
 from resihp_ext.control.tally import Tally
+from resihp_ext.control.validation import Validation
 from resihp_ext.errors import EXIT_OK
 
 REMEMBERED = 20
@@ -242,6 +243,7 @@ class Job:
     """Before this nothing is proposed."""
     slowness: Slowness = field(default_factory=Slowness)
     speeds: Speeds = field(default_factory=Speeds)
+    validation: Validation = field(default_factory=Validation)
 
     def connected(self) -> tuple[int, ...]:
         """Ranks without which the others cannot go on."""

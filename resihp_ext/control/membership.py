@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from resihp_ext.control import adapting, changes, gathering, losses
@@ -24,6 +25,7 @@ from resihp_ext.control.actions import Action, Answer, Say, ToNode
 from resihp_ext.control.job_state import Job, KnownPlan, Phase, Rules, line
 from resihp_ext.control.messages import Message
 from resihp_ext.control.slots import Node, State
+from resihp_ext.control.validation import Crew
 from resihp_ext.errors import EXIT_REQUEUE
 
 __all__ = ["Membership", "Phase", "Rules"]
@@ -185,6 +187,7 @@ def _described(job: Job, message: say.Described) -> list[Action]:
         job.problem, job.plan = message.problem, KnownPlan.of(message.plan)
         job.version = max(job.version, job.plan.version)
         job.speeds.described(message.problem)
+        job.validation.recheck_steps = message.recheck_steps
     return []
 
 
@@ -205,16 +208,35 @@ def _armed(job: Job, message: say.Armed) -> list[Action]:
 def _timed(job: Job, message: say.Timed) -> list[Action]:
     if job.plan is None or job.phase is not Phase.RUNNING:
         return []
-
-    def nodes() -> dict[int, str]:
-        return {rank: slot.node for rank, slot in job.slots.of.items()}
-
     before = job.slowness.report
-    said: list[Action] = [
-        Say(text) for text in job.slowness.heard(message.times, job.plan.text, nodes)
-    ]
+    nodes = partial(_nodes, job)
+    heard = job.slowness.heard(message.times, job.plan.text, nodes)
+    said: list[Action] = [Say(text) for text in heard]
     report = job.slowness.report
-    return said if report is None or report is before else [*said, *adapting.judged(job, report)]
+    if report is None or report is before:
+        return said
+    said += job.validation.watch(job.slowness, _crew(job), nodes)
+    return [*said, *adapting.judged(job, report)]
+
+
+def _probed(job: Job, message: say.Probed) -> list[Action]:
+    if job.phase is not Phase.RUNNING:
+        return []
+    actions = job.validation.probed(message, job.slowness, partial(_nodes, job))
+    report = job.slowness.report
+    if not actions or report is None:
+        return actions
+    found = replace(report, suspects=job.validation.decided)
+    return [*actions, *adapting.judged(job, found)]
+
+
+def _crew(job: Job) -> Crew:
+    # While a change is under way nobody has time: what is asked for now would be void.
+    return Crew(epoch=job.epoch, members=job.members, free=job.proposal is None)
+
+
+def _nodes(job: Job) -> dict[int, str]:
+    return {rank: slot.node for rank, slot in job.slots.of.items()}
 
 
 _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
@@ -231,4 +253,5 @@ _HANDLERS: dict[type[Message], Callable[[Job, Any], list[Action]]] = {
     say.Ready: changes.ready,
     say.Agreed: changes.agreed,
     say.Timed: _timed,
+    say.Probed: _probed,
 }

@@ -13,23 +13,21 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from resihp_ext.detector.timed import RankStep
-
-Rank = Annotated[int, Meta(ge=0, lt=2**20)]
-Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Name = Annotated[str, Meta(max_length=64)]
-Line = Annotated[str, Meta(max_length=1000)]
-Text = Annotated[str, Meta(max_length=2**24)]
-Raw = Annotated[bytes, Meta(max_length=2**24)]
-Ranks = Annotated[tuple[Rank, ...], Meta(max_length=2**20)]
-Figures = Annotated[tuple[float, ...], Meta(max_length=64)]
-
-MOST_ACTIONS = 2**16
-"""Of a rank in a step, and so of micro-batches."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent; the class's tag says which it is."""
+from resihp_ext.control.pace_messages import Probe as Probe
+from resihp_ext.control.pace_messages import Probed as Probed
+from resihp_ext.control.pace_messages import Timed as Timed
+from resihp_ext.control.pace_messages import Weighed as Weighed
+from resihp_ext.control.schema import (
+    Count,
+    Figures,
+    Line,
+    Name,
+    Rank,
+    Ranks,
+    Raw,
+    Text,
+)
+from resihp_ext.control.schema import Message as Message
 
 
 class Loss(Message, frozen=True, kw_only=True, tag="loss"):
@@ -64,6 +62,8 @@ class Described(Message, frozen=True, kw_only=True, tag="described"):
     """JSON of ``resihp_ext.control.planning.Brief``."""
     plan: Text
     """JSON of the plan that runs."""
+    recheck_steps: Count = 0
+    """Steps between two measurements of what was found slow; 0: none."""
 
 
 class Armed(Message, frozen=True, kw_only=True, tag="armed"):
@@ -151,18 +151,6 @@ class Leaving(Message, frozen=True, kw_only=True, tag="leaving"):
     """Where the job can go on from, for people."""
 
 
-class Timed(Message, frozen=True, kw_only=True, tag="timed"):
-    """Where the time of a step went in a worker: news that may get lost."""
-
-    rank: Rank
-    times: RankStep
-
-    def __post_init__(self) -> None:
-        most = max(len(self.times.actions), len(self.times.micro_batches))
-        if self.times.rank != self.rank or most > MOST_ACTIONS:
-            raise ValueError(f"times of rank {self.times.rank}, {most} actions: not acceptable")
-
-
 # To workers.
 
 
@@ -210,20 +198,6 @@ class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A proposal is void, unless all have agreed to it already."""
 
     number: Count
-
-
-class Weighed(Message, frozen=True, kw_only=True, tag="weighed"):
-    """Whether another plan for slow devices is worth the change: for the job's events."""
-
-    step: Count
-    verdict: Name
-    why: Line
-    gain: float
-    """Part of a step's time that the plan saves."""
-    lost_s: float
-    """For want of it."""
-    cost_s: float
-    """Of the change."""
 
 
 class Enter(Message, frozen=True, kw_only=True, tag="enter"):
@@ -357,11 +331,13 @@ AnyMessage = (
     | Ready
     | Leaving
     | Timed
+    | Probed
     | View
     | Go
     | Propose
     | Withdraw
     | Weighed
+    | Probe
     | Enter
     | Stop
     | NodeHello

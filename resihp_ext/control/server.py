@@ -21,7 +21,17 @@ from typing import Any, Protocol
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from resihp_ext.control import messages as say
-from resihp_ext.control.actions import Action, Answer, End, NeedPlan, Prepare, Say, ToNode, ToRank
+from resihp_ext.control.actions import (
+    Action,
+    Answer,
+    End,
+    NeedPlan,
+    Prepare,
+    Record,
+    Say,
+    ToNode,
+    ToRank,
+)
 from resihp_ext.control.channel import (
     HANDSHAKE_S,
     Channel,
@@ -89,7 +99,8 @@ class CoordinatorServer:
 
     ``planner`` is called in the server's thread and must return at once (a pool's ``submit``); its
     processes must not be forked from this one. ``prepare`` hears which questions may come next.
-    ``on_end`` is called in the server's thread when the job is over or the server has failed.
+    ``on_end`` is called in the server's thread when the job is over or the server has failed;
+    ``record`` there with what is for ``events.jsonl``.
     """
 
     def __init__(
@@ -102,6 +113,7 @@ class CoordinatorServer:
         planner: Planner,
         prepare: Callable[[NeedPlan], None] = lambda _need: None,
         on_end: Callable[[int, str], None] = lambda _code, _cause: None,
+        record: Callable[[Record], None] = lambda _event: None,
         limits: ServerLimits | None = None,
     ) -> None:
         if host in ("", "0.0.0.0", "::", "*"):
@@ -112,6 +124,7 @@ class CoordinatorServer:
         """Where it listens; the port is known once it has started."""
         self._token, self._membership = token, membership
         self._planner, self._prepare, self._on_end = planner, prepare, on_end
+        self._record = record
         self._nodes: dict[str, _Node] = {}
         self._lost: set[str] = set()
         self._node_of: dict[int, str] = {}
@@ -301,6 +314,8 @@ class CoordinatorServer:
                     self._prepare(need)
                 case Say(line=line):
                     print(line, file=sys.stderr, flush=True)  # noqa: T201 - for people
+                case Record():
+                    self._record(first)
                 case End(exit_code=exit_code, cause=cause):
                     self._on_end(exit_code, cause)
 

@@ -45,6 +45,11 @@ class Slowness:
         self.suspected: Counter[str] = Counter()
         """Reports so far, by kind of suspect."""
 
+    @property
+    def plan(self) -> Plan | None:
+        """The last one that anybody has told times of."""
+        return self._plan
+
     def heard(self, times: RankStep, plan_text: str, nodes: Nodes) -> list[str]:
         """A rank has told of a step.
 
@@ -72,14 +77,25 @@ class Slowness:
             rank: max(0.01, round(p, 2)) for rank, p in sorted({**self._aside, **found}.items())
         }
 
-    def confirmed(self, p: Mapping[int, float]) -> None:
-        """Takes what a validation has found: throughputs by rank, also of devices on standby."""
-        if self._detector is not None:
-            self._detector.confirm(p)
+    def confirmed(
+        self, p: Mapping[int, float], links: Mapping[tuple[int, int], float] | None = None
+    ) -> None:
+        """Takes what a validation has found: throughputs by rank, also of devices on standby, and
+        by pair of ranks."""
+        if self._detector is not None and not self._failed:
+            self._detector.confirm(p, links)
         for rank in p.keys() - self._ranks:
             self._aside.pop(rank, None)
             if p[rank] < SLOW:
                 self._aside[rank] = p[rank]
+
+    def cleared(self, ranks: Iterable[int], links: Iterable[tuple[int, int]] = ()) -> None:
+        """What was slow before was measured as healthy."""
+        ranks = tuple(ranks)
+        if self._detector is not None and not self._failed:
+            self._detector.clear(ranks, links)
+        for rank in ranks:
+            self._aside.pop(rank, None)
 
     def forget(self, ranks: Iterable[int]) -> None:
         """Other devices take the places of some ranks."""

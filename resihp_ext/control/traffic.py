@@ -30,6 +30,7 @@ UP = (
     say.Leaving,
     say.Troubled,
     say.Timed,
+    say.Probed,
 )
 TO_SERVER: dict[str, tuple[type[Message], ...]] = {
     WORKER: UP,
@@ -44,6 +45,7 @@ TO_CLIENT: dict[str, tuple[type[Message], ...]] = {
         say.Propose,
         say.Withdraw,
         say.Weighed,
+        say.Probe,
         say.Enter,
         say.Stop,
     ),

@@ -11,7 +11,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -165,6 +165,13 @@ class Detector:
         for pair, value in (links or {}).items():
             if (i := places.get(frozenset(pair))) is not None:
                 _confirm(self._links, i, value, self._step)
+
+    def clear(self, ranks: Iterable[int], links: Iterable[tuple[int, int]] = ()) -> None:
+        """Devices and links that were slow are healthy: news of them begins from now on."""
+        devices = [i for rank in ranks if (i := self.slots.index_of.get(rank)) is not None]
+        self._devices.clear(devices)
+        places = {frozenset(pair): i for i, pair in enumerate(self._transfers.pairs)}
+        self._links.clear([i for pair in links if (i := places.get(frozenset(pair))) is not None])
 
     def _own_ratio(self, predicted: Array, sample: Sample) -> Array:
         """Own work over prediction of each rank, over all that was measured of both."""

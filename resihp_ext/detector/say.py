@@ -62,7 +62,19 @@ def verdict_line(suspect: Suspect, nodes: Nodes, verdict: Verdict, p: float | No
         case Verdict.HEALTHY:
             return _line(f"{who}: measured{measured}, healthy after all; nothing changes")
         case Verdict.UNKNOWN:
-            return _line(f"{who}: could not be measured; taken for healthy until it is")
+            return _line(f"{who}: could not be measured; taken for slow, as its times say")
+
+
+def remeasured_line(ranks: Iterable[int], nodes: Nodes, p: float, *, link: bool = False) -> str:
+    """What was measured as slow before is measured as healthy."""
+    found = Suspect(
+        kind="link" if link else "device",
+        ranks=tuple(sorted(ranks)),
+        p=p,
+        since_step=0,
+        evidence="",
+    )
+    return _line(f"{_subject(found, nodes)}: measured at {_ratio(p)} of full speed, slow no more")
 
 
 def recovered_line(ranks: Iterable[int], nodes: Nodes, step: int) -> str:

@@ -180,6 +180,13 @@ class Watch:
         self._pardoned[at] = max(float(level), 1.0) if np.isfinite(level) else 1.0
         self._until[at] = step + self._config.pardon_steps
 
+    def clear(self, at: Sequence[int]) -> None:
+        """Some series are healthy again, whatever they have looked like until now."""
+        self.know(at, 1.0)
+        places = np.asarray(at, dtype=np.int64)
+        self._last[:, places] = np.nan
+        self._until[places] = 0
+
     def carried(self, places: Sequence[int | None]) -> Watch:
         """The same series in other places; None: a series that was not there."""
         other = Watch(len(places), self.over_ratio, self._config, chance=self._chance)

@@ -85,7 +85,7 @@ class Speed:
     def __init__(self, scene: Scene, rank: int) -> None:
         self._scene, self._rank = scene, rank
 
-    def noise(self, step: int, action: Action) -> float:
+    def noise(self, step: int, action: Action | str) -> float:
         """A factor around 1; the same for the same seed, rank, step and action."""
         if not self._scene.noise:
             return 1.0

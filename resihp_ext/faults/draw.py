@@ -33,7 +33,7 @@ class Scene:
     """Whether these ranks alone can train; asked as if nothing that is hit ever came back."""
     kinds: tuple[Kind, ...] = (Kind.KILL, Kind.STOP, Kind.HANG, Kind.EXIT, Kind.NODE)
     """A cut needs a job on several networks, so it has to be asked for."""
-    phases: tuple[Phase, ...] = tuple(Phase)
+    phases: tuple[Phase, ...] = tuple(one for one in Phase if one is not Phase.PROBE)
     """Leave out what the job never does, such as evaluation: a fault would wait in vain."""
     spared: frozenset[str] = frozenset()
     """Nodes that must not be lost whole, such as the one with the coordinator."""

@@ -66,6 +66,8 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
     RECOVERY = "recovery"
     """In the middle of the recovery from another fault."""
+    PROBE = "probe"
+    """A measurement of a device or link that is suspected of being slow."""
 
 
 LASTING = frozenset({Kind.SLOW, Kind.SLOW_LINK})

@@ -27,6 +27,7 @@ from resihp_ext.control.planner import PlannerProcess
 from resihp_ext.control.server import CoordinatorServer, Planner
 from resihp_ext.launcher.hosting import TOKEN
 from resihp_ext.launcher.limits import Limits
+from resihp_ext.launcher.recorder import Recorder
 from resihp_ext.launcher.warm import WARM_SIGN
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Terms:
     planner: Planner
     address: str
     """Of this host, for the other nodes."""
+    folder: Path | None = None
+    """Of the job's records, if it keeps any."""
 
 
 class _Owner:
@@ -131,6 +134,7 @@ class JobControl:
                 planner=planner,
                 prepare=getattr(planner, "prepare", lambda _need: None),
                 on_end=self._owner.end,
+                record=Recorder(self.terms.folder),
                 limits=self.terms.limits.server,
             )
             return self._server.start()

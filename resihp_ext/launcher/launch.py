@@ -124,6 +124,7 @@ def _options(
         limits=extras.limits,
         planner=extras.planner,
         address=own_address(endpoint_host, config.local_addr),
+        folder=folder,
     )
     control = JobControl(node=name.text, terms=terms, ring=watch.ring)
     if extras.metrics is not None:

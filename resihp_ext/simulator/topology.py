@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from resihp_ext.plan.plan import Plan, Replica
 from resihp_ext.simulator.health import Link
@@ -122,19 +122,14 @@ def _traded(replicas: Replicas, ones: Iterable[int], others: Iterable[int]) -> R
 def _slow_load(pricing: Pricing, replicas: Replicas) -> tuple[float, float]:
     """About what slow links carry: reductions, then boundary tensors, by what is left of them."""
     left, node_of = pricing.health.left, pricing.setting.cluster.node_of
+    nodes = [[{node_of[r] for r in stage.ranks} for stage in one.stages] for one in replicas]
     sync = hops = 0.0
-    for (a, b), part in left.items():
-        for place in range(max(len(one.stages) for one in replicas)):
-            owners = [
-                {node_of[rank] for rank in one.stages[place].ranks}
-                for one in replicas
-                if place < len(one.stages)
-            ]
-            ring = sorted(set().union(*owners))
-            neighbours = {*pairwise(ring), (ring[0], ring[-1])}
-            sync += ((a, b) in neighbours) / part
-        for one in replicas:
-            nodes = [{node_of[rank] for rank in stage.ranks} for stage in one.stages]
-            for here, there in pairwise(nodes):
-                hops += ((a in here and b in there) or (b in here and a in there)) / part
+    for owners in zip_longest(*nodes, fillvalue=set[int]()):
+        ring = sorted(set().union(*owners))
+        links = {*pairwise(ring), (ring[0], ring[-1])}
+        sync += sum(1 / left[link] for link in links if link in left)
+    for mine in nodes:
+        for here, there in pairwise(mine):
+            ends = {(min(a, b), max(a, b)) for a in here for b in there}
+            hops += sum(1 / left[link] for link in ends if link in left)
     return sync, hops

@@ -3,8 +3,9 @@
 Source: BASELINES 6, from Hetu's ``strategy.py``. A node of ``G`` devices keeps ``G - tp`` in full
 groups, the fastest ones; the rest is cut into groups of powers of two, fast devices together, so
 that the sum of their rates is largest. What is in no group is suspended. Hetu looks at falling
-powers (4, 2, 1) in some orders of the devices; here all cuts of the sorted devices are looked at,
-which includes those that can be best, since a group is as slow as its slowest member.
+powers (4, 2, 1) alone, in some orders of the devices; here all cuts of the sorted devices are
+looked at, which includes those that can be best, since a group is as slow as its slowest member.
+As many small groups make long pipelines, Hetu's choice is given as well, and the fastest group.
 
 Imports neither torch nor Megatron.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from resihp_ext.scheduler.prices import Group
 
@@ -42,7 +44,8 @@ Rate = Callable[[int, float], float]
 def cuts_of(
     node: Node, p: Mapping[int, float], tp: int, degrees: Sequence[int], rate: Rate
 ) -> list[Cut]:
-    """The cuts worth a look: the largest sum of rates; the fastest single group; the nominal one.
+    """The cuts worth a look: the largest sum of rates, of all and of falling powers; the fastest
+    single group; the nominal groups.
 
     Args:
         p: Of devices that are not healthy; 0 is dead.
@@ -62,8 +65,9 @@ def cuts_of(
         return sum(rate(len(one), min(p.get(rank, 1.0) for rank in one)) for one in groups)
 
     every = sorted(_cut(rest, degrees), key=lambda groups: (-total(groups), len(groups)))
-    single = [groups for groups in every if len(groups) == 1]
-    found = [Cut(full, groups) for groups in (*every[:1], *single[:1])]
+    falling = [one for one in every if all(len(a) > len(b) for a, b in pairwise(one))]
+    single = [one for one in every if len(one) == 1]
+    found = [Cut(full, groups) for groups in (*every[:1], *falling[:1], *single[:1])]
     if all(p.get(rank, 1.0) > 0 for group in node.nominal for rank in group):
         found.append(Cut(node.nominal, ()))
     return list(dict.fromkeys(found))

@@ -58,6 +58,7 @@ def counts(trial: Trial) -> Sequence[Counter[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_step_with_a_slow_device_is_shorter_and_trains_the_same(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)

@@ -66,6 +66,7 @@ def test_resumed_in_the_same_layout_bitwise_with_dropout(data: Path, tmp_path: P
     assert stopped.grad_norms + resumed.grad_norms == straight.grad_norms
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_resumed_distributed_optimizer_in_another_layout(data: Path, tmp_path: Path) -> None:
     words = [*HARDEST, "--dist-ckpt-optim-fully-reshardable"]

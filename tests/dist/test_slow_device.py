@@ -24,6 +24,7 @@ WHO_IS_SLOW = re.compile("resihp: (ranks? |the link |all |both |step )")
 """Devices, links, nodes, or a step that nobody explains."""
 
 
+@pytest.mark.slow
 def test_a_slow_device_is_named(tmp_path: Path) -> None:
     scene, faults = tmp_path / "scene.yaml", tmp_path / "faults.yaml"
     scene.write_text(SCENE)

@@ -135,6 +135,7 @@ def test_training_that_gives_up_is_not_requeued(desk: Desk) -> None:
     assert job.steps() == [1]
 
 
+@pytest.mark.slow
 def test_training_without_workers_is_requeued_and_resumes(desk: Desk) -> None:
     kept = str(desk.folder / "all" / "checkpoints")
     saves = ("--save", kept, "--load", kept, "--save-interval", "4", "--train-iters", "6")

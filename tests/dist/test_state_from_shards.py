@@ -145,6 +145,7 @@ def test_when_no_layout_is_left_the_survivors_save_what_they_hold(
     assert max_rel_diff(rest.grad_norms, reference.grad_norms[4:]) <= 5e-5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_survivors_without_a_whole_state_leave_the_newest_checkpoint_as_it_is(
     words: list[str], tmp_path: Path

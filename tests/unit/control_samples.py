@@ -6,6 +6,7 @@ import typing
 
 from resihp_ext.control import messages as say
 from resihp_ext.control.messages import Message
+from resihp_ext.detector.probe import Measured, Task, TaskKind
 from resihp_ext.detector.timed import MicroBatch, RankStep, TimedAction
 from resihp_ext.plan.action import Kind
 
@@ -38,6 +39,18 @@ SAMPLES: tuple[Message, ...] = (
     say.Loading(rank=1, epoch=2),
     say.Leaving(rank=9, exit_code=75, cause="nothing is left", checkpoint="iter_0000004"),
     say.Timed(rank=1, times=TIMES),
+    say.Probed(
+        rank=1,
+        number=4,
+        step=31,
+        took_s=0.04,
+        measured=(Measured(0, (0.004, 0.005)), Measured(2, (0.001,))),
+    ),
+    say.Probe(
+        number=4,
+        epoch=2,
+        tasks=(Task(TaskKind.GEMM, (0, 1, 5)), Task(TaskKind.P2P, (1, 2))),
+    ),
     say.View(epoch=1, members=(0, 2), losses=(say.Loss(rank=1, cause="was killed"),)),
     say.Go(epoch=1, plan="{}", region=4, result=(), version=1, reason="rank 1 was killed"),
     say.Propose(number=1, epoch=2, members=(0, 1), plan="{}", reason="rank 1 joined"),

@@ -20,6 +20,7 @@ from resihp_ext.control.slowness import Slowness
 from resihp_ext.control.worth import Terms
 from resihp_ext.cost.memory import MemoryPolicy
 from resihp_ext.cost.model_shape import MODELS
+from resihp_ext.detector.probe import Measured
 from resihp_ext.plan.plan import Plan, uniform_plan
 
 pytestmark = pytest.mark.unit
@@ -33,8 +34,17 @@ SLOW = {2: 0.5}
 class Adapted(Driver):
     """Members that tell of every step, agree to what is proposed, and run it two steps later."""
 
-    def __init__(self, act: Terms | None = TERMS, last_step: int = STEPS) -> None:
+    def __init__(
+        self,
+        act: Terms | None = TERMS,
+        last_step: int = STEPS,
+        *,
+        recheck_steps: int = 0,
+        phantoms: bool = False,
+        measures: bool = True,
+    ) -> None:
         super().__init__(nodes=2, each=2)
+        self.phantoms, self.measures = phantoms, measures
         brief = Brief(
             shape=replace(MODELS["llama2-7b"], num_layers=LAYERS),
             policy=MemoryPolicy(),
@@ -46,7 +56,11 @@ class Adapted(Driver):
         )
         self.step, self.agrees, self.answers = 0, True, True
         self.proposed: list[say.Propose] = []
-        self.hear(say.Described(rank=0, problem=brief.to_json(), plan=PLAN.to_json()))
+        self.hear(
+            say.Described(
+                rank=0, problem=brief.to_json(), plan=PLAN.to_json(), recheck_steps=recheck_steps
+            )
+        )
         for rank in range(4):
             self.hear(say.Armed(rank=rank))
 
@@ -63,7 +77,28 @@ class Adapted(Driver):
             for rank in sorted(one for each in plan.replicas for one in each.ranks):
                 times = measured(plan, rank, self.step, 1 / (p or {}).get(rank, 1.0))
                 self._react(self.hear(say.Timed(rank=rank, times=times)))
+            if self.measures:
+                self._measure({} if self.phantoms else p or {})
         return self
+
+    def _measure(self, p: Mapping[int, float]) -> None:
+        """What was asked for is measured before the next step."""
+        probes = self.said(say.Probe)
+        for probe in set(probes.values()):
+            for rank in sorted({rank for task in probe.tasks for rank in task.ranks}):
+                seconds = (0.004 / p.get(rank, 1.0),) * 4
+                answer = say.Probed(
+                    rank=rank,
+                    number=probe.number,
+                    step=self.step + 1,
+                    took_s=0.02,
+                    measured=tuple(
+                        Measured(at, seconds)
+                        for at, task in enumerate(probe.tasks)
+                        if rank in task.ranks
+                    ),
+                )
+                self._react(self.hear(answer))
 
     def _react(self, actions: list[Action]) -> None:
         for need in [one for one in actions if isinstance(one, NeedPlan)]:
@@ -103,7 +138,10 @@ def test_a_slow_device_changes_the_plan_and_nobody_is_blamed_afterwards() -> Non
     assert job.plan_now.replicas != PLAN.replicas or job.plan_now.routes != PLAN.routes
     assert [one.verdict for one in job.weighed()] == ["wait", "act"]
     assert len(job.asked()) == 1
-    assert len(job.lines()) == 1, job.lines()
+    assert [line.split("; ")[-1].split(": ")[-1] for line in job.lines()] == [
+        "measuring it",
+        "measured at 0.50 of full speed, slow indeed",
+    ]
     assert job.rules.job.slowness.speeds() == SLOW
 
 
@@ -114,7 +152,8 @@ def test_a_device_that_recovers_changes_it_back() -> None:
     assert shares_of(job.plan_now) == [4, 4]
     assert depths_of(job.plan_now)[0] == depths_of(job.plan_now)[1]
     assert set(speeds_of(job.plan_now).values()) == {1.0}
-    assert [line.split(" (node")[0] for line in job.lines()] == ["resihp: rank 2"] * 2
+    assert [line.split(" (node")[0] for line in job.lines()] == ["resihp: rank 2"] * 4
+    assert job.lines()[-1].endswith("measured at 1.00 of full speed, slow no more")
     # What the first change has taken counts for the second one.
     assert job.weighed()[-1].cost_s == 0.25
     assert len(job.asked()) == 2
@@ -122,11 +161,41 @@ def test_a_device_that_recovers_changes_it_back() -> None:
 
 def test_whoever_only_observes_changes_nothing() -> None:
     job = Adapted(act=None).train(20).train(30, SLOW)
-    assert len(job.lines()) == 1
+    assert len(job.lines()) == 2
     assert not job.asked()
     assert not job.weighed()
     job.die(3)
     assert job.need().devices == ((0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 0))
+
+
+def test_a_phantom_changes_nothing() -> None:
+    """Timers say that it is slow, and products of matrices that it is not."""
+    job = Adapted(phantoms=True).train(20).train(60, SLOW)
+    assert [line.split(": ")[-1] for line in job.lines()][1:] == [
+        "measured at 1.00 of full speed, healthy after all; nothing changes"
+    ]
+    assert not job.proposed
+    assert not job.asked()
+
+
+def test_who_is_on_standby_is_measured_again_and_comes_back() -> None:
+    job = Adapted(recheck_steps=20).train(20).train(30, {2: 0.03})
+    assert job.plan_now.standby == (2,)
+    job.train(60, {2: 0.03})
+    assert job.plan_now.standby == (2,)
+    assert len(job.lines()) == 2, "the same again is no news"
+    job.train(30)
+    assert job.lines()[-1].endswith("measured at 1.00 of full speed, slow no more")
+    assert job.plan_now.standby == ()
+    assert speeds_of(job.plan_now) == dict.fromkeys(range(4), 1.0)
+
+
+def test_a_suspect_that_nobody_measures_is_believed_to_be_slow() -> None:
+    job = Adapted(measures=False).train(20).train(60, SLOW)
+    assert [line.split(": ")[-1] for line in job.lines()][1:] == [
+        "could not be measured; taken for slow, as its times say"
+    ]
+    assert len(job.proposed) == 1
 
 
 def test_plans_after_a_death_know_who_is_slow() -> None:

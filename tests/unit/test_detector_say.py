@@ -100,7 +100,7 @@ def test_slow_links_and_hosts(one: Suspect, dp: int, line: str) -> None:
             0.99,
             "measured at 0.99 of full speed, healthy after all; nothing changes",
         ),
-        (Verdict.UNKNOWN, None, "could not be measured; taken for healthy until it is"),
+        (Verdict.UNKNOWN, None, "could not be measured; taken for slow, as its times say"),
     ],
 )
 def test_verdicts(verdict: Verdict, p: float | None, end: str) -> None:

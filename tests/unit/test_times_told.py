@@ -14,7 +14,7 @@ from resihp_ext.control import messages as say
 from resihp_ext.control.actions import Say
 from resihp_ext.control.counters import Counters
 from resihp_ext.control.membership import Phase
-from resihp_ext.control.messages import MOST_ACTIONS
+from resihp_ext.control.pace_messages import MOST_ACTIONS
 from resihp_ext.control.slowness import Slowness
 from resihp_ext.control.traffic import LARGE_BYTES, packed
 from resihp_ext.control.uplink import Uplink

@@ -41,15 +41,13 @@ def begin_emulation(
     if scene is None:
         return JobFaults(real=faults, tagged=tagged)
     slow = [one for one in faults if one.kind in LASTING and is_emulated(one)]
-    executor.emulate(
-        Pacer(
-            scene,
-            rank=rank.rank,
-            node="" if agent is None else agent.node,
-            seq_length=args.seq_length,
-            faults=slow,
-            policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
-            step=lambda: int(current_args().curr_iteration) + 1,
-        )
+    executor.player.pacer = Pacer(
+        scene,
+        rank=rank.rank,
+        node="" if agent is None else agent.node,
+        seq_length=args.seq_length,
+        faults=slow,
+        policy=policy_of(args, sequence_parallel=layout.sequence_parallel),
+        step=lambda: int(current_args().curr_iteration) + 1,
     )
     return JobFaults(real=tuple(one for one in faults if one not in slow), emulated=slow)

@@ -30,7 +30,8 @@ from resihp_ext.plan.plan import Instance, Plan
 
 _STAMP = 1 << 28
 """Added to the tag of a message, for that of the time at which it was sent."""
-_NAME_BYTES = 64
+NAME_BYTES = 64
+"""Of a node's name in a message."""
 _OVERRUNS = 0.01
 """Part of the actions that may take longer: a step as a whole is then hardly changed."""
 
@@ -87,7 +88,7 @@ class Pacer:
             policy: What the job does that costs time: recomputation, sequence parallelism.
             step: The number of the step that runs, from 1.
         """
-        self._scene, self._rank, self._node = scene, rank, node
+        self.scene, self.node, self._rank = scene, node, rank
         self._seq_length, self._faults = seq_length, faults
         self._policy = policy
         self._step, self._speed = step, Speed(scene, rank)
@@ -116,7 +117,7 @@ class Pacer:
         yield
         step = self._step()
         work = None if workload is None else workload()
-        left = device_left(self._faults, self._rank, self._node, step)
+        left = device_left(self._faults, self._rank, self.node, step)
         healthy_s = self._of(plan).seconds(mine, action, work)
         lasts_s = self._speed.seconds(healthy_s, step, action, left)
         # A reduction begins when the last one comes: who came before has waited, and is not late.
@@ -125,7 +126,7 @@ class Pacer:
     def sent(self, peer: int, tag: int) -> tuple[Any, torch.Tensor]:
         """A message leaves; the time and from where go with it. Keep what is returned until it is
         complete."""
-        name = self._node.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+        name = self.node.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
         raw = bytearray(struct.pack("<d", time.monotonic()) + name)
         stamp = torch.frombuffer(raw, dtype=torch.uint8)
         return dist.isend(stamp, peer, tag=tag + _STAMP), stamp
@@ -136,7 +137,7 @@ class Pacer:
         Args:
             action: The receive.
         """
-        stamp = torch.zeros(8 + _NAME_BYTES, dtype=torch.uint8)
+        stamp = torch.zeros(8 + NAME_BYTES, dtype=torch.uint8)
         dist.recv(stamp, peer, tag=tag + _STAMP)
         raw = bytes(stamp.tolist())
         (sent_s,), there = struct.unpack("<d", raw[:8]), raw[8:].rstrip(b"\0").decode()
@@ -144,10 +145,27 @@ class Pacer:
         send = Action(kind=_SEND_OF[action.kind], micro_batch=action.micro_batch, peer=mine)
         wire_s = self._of(plan).seconds(action.peer, send)
         step = self._step()
-        left = link_left(self._faults, self._node, there, step)
+        left = link_left(self._faults, self.node, there, step)
         until_s = sent_s + wire_s / left * self._speed.noise(step, action)
         if (rest_s := until_s - time.monotonic()) > 0:
             time.sleep(rest_s)
+
+    def device_s(self, healthy_s: float, what: str) -> float:
+        """How long this device now takes for what takes a healthy one ``healthy_s``.
+
+        Args:
+            what: Names the work, for its noise.
+        """
+        step = self._step()
+        left = device_left(self._faults, self._rank, self.node, step)
+        own = self.scene.speed.get(self._rank, 1.0) * left
+        return healthy_s / own * self._speed.noise(step, what)
+
+    def wire_s(self, healthy_s: float, there: str, what: str) -> float:
+        """The same for a message from the node ``there``."""
+        step = self._step()
+        left = link_left(self._faults, self.node, there, step)
+        return healthy_s / left * self._speed.noise(step, what)
 
     def _sleep(self, begun_s: float, lasts_s: float, *, counts: bool) -> None:
         real_s = time.perf_counter() - begun_s
@@ -158,7 +176,7 @@ class Pacer:
 
     def _of(self, plan: Plan) -> Prices:
         if self._prices is None or self._prices[0] is not plan:
-            self._prices = plan, Prices(self._scene, plan, self._seq_length, self._policy)
+            self._prices = plan, Prices(self.scene, plan, self._seq_length, self._policy)
         return self._prices[1]
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
-from megatron.resilience.emulation.pacer import Pacer
 from megatron.resilience.executor.buffers import DomainBuffer
 from megatron.resilience.executor.groups import GroupPool, Members, members_of
 from megatron.resilience.executor.guard import Figures, Guard, NoGuard
@@ -26,7 +25,6 @@ from megatron.resilience.executor.optimizer import (
     groups_of,
     kinds_of,
 )
-from megatron.resilience.executor.outbox import Holds
 from megatron.resilience.executor.place import Seat
 from megatron.resilience.executor.player import Pass, Player
 from megatron.resilience.executor.replay import History
@@ -80,7 +78,7 @@ class Executor:
         self.buffers: list[DomainBuffer] = []
         self.device = device
         self.redundancy = redundancy
-        self._player = Player(self.traffic, device)
+        self.player = Player(self.traffic, device)
         self.migrations = Migrations()
         self._fresh = True
         self.guard: Guard = NoGuard()
@@ -140,7 +138,7 @@ class Executor:
         self.optimizer.sharded = self.redundancy != "replicated"
         self.optimizer.guard, self.optimizer.ready = self.guard, self.make_gradients
         self.optimizer.clock = self.clock
-        self.optimizer.paced = lambda: self._player.paced(self.plan, self.seat, Kind.STEP)
+        self.optimizer.paced = lambda: self.player.paced(self.plan, self.seat, Kind.STEP)
         self.attach(self.optimizer, models)
         self.held = {self.plan.version: self.state_here()}
         return self.optimizer
@@ -183,7 +181,7 @@ class Executor:
         ]
         optimizer.attach(base, self.buffers, self.layout.groups, pieces)
         self._share_memory(models)
-        self._player.forget()
+        self.player.forget()
         self._stale = True
         return made
 
@@ -301,7 +299,7 @@ class Executor:
         self.before_pass()
         step = self._play(work, self.clock)
         self.guard.look("sync", waiting=True)
-        with self._player.paced(self.plan, self.seat, Kind.SYNC):
+        with self.player.paced(self.plan, self.seat, Kind.SYNC):
             with self.clock.waiting():
                 found = totals(step, self.seat, self.device)
             self._reduce_gradients(found[0] if config.calculate_per_token_loss else None)
@@ -318,17 +316,9 @@ class Executor:
         if work.counts:
             self.clock.restart(int(current_args().curr_iteration) + 1, self.plan.version)
 
-    def emulate(self, pacer: Pacer) -> None:
-        """From now on this rank is as slow as an emulated device."""
-        self._player.pacer = pacer
-
-    def hold_messages(self, hold: Holds) -> None:
-        """From now on messages over slow links are held back."""
-        self._player.holds = hold
-
     def figures(self) -> dict[str, Any]:
         """What this rank has sent and, if it was emulated, how well."""
-        return {**asdict(self.traffic), **self._player.figures()}
+        return {**asdict(self.traffic), **self.player.figures()}
 
     def aim(self, work: Pass) -> None:
         """Says what the next step is; gradients that are there are of another one."""
@@ -346,7 +336,7 @@ class Executor:
         return totals(step, self.seat, self.device)
 
     def _play(self, work: Pass, clock: StepClock = OFF) -> Step:
-        return self._player.play(
+        return self.player.play(
             work,
             plan=self.plan,
             seat=self.seat,

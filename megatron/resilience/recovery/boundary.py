@@ -13,9 +13,11 @@ from collections.abc import Callable
 import torch
 
 from megatron.resilience.executor.guard import Figures
+from megatron.resilience.recovery.ballot import FIGURES, unanimous, vote
 from megatron.resilience.recovery.loop_state import LoopState
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.upstream.arguments import current_args
+from megatron.resilience.validation.validator import Validator
 from resihp_ext.control import messages as say
 
 STEPS_AHEAD = 2
@@ -32,6 +34,8 @@ class Boundary:
         describe: Callable[[], str],
         also: Callable[[list[torch.nn.Module]], None] | None,
         joins: bool,
+        validator: Validator | None = None,
+        recheck_steps: int = 0,
     ) -> None:
         """Prepares the boundary.
 
@@ -39,11 +43,14 @@ class Boundary:
             describe: JSON of what the coordinator needs to plan.
             also: A further change of plans that is due by itself.
             joins: Whether this worker comes to a job that already runs.
+            validator: Does measurements; as all members or none have it.
+            recheck_steps: Told to the coordinator.
         """
         self._recovery = recovery
         self._describe = describe
         self._also = also
         self._joins = joins
+        self._validator, self._recheck_steps = validator, recheck_steps
         self._armed = False
         self._due: tuple[int, int] | None = None
         """The step, and the number of the proposal."""
@@ -63,7 +70,14 @@ class Boundary:
             self._armed = True
             if member.rank == 0:
                 plan = self._recovery.plan.to_json()
-                member.tell(say.Described(rank=0, problem=self._describe(), plan=plan))
+                member.tell(
+                    say.Described(
+                        rank=0,
+                        problem=self._describe(),
+                        plan=plan,
+                        recheck_steps=self._recheck_steps,
+                    )
+                )
             member.tell(say.Armed(rank=member.rank))
         self._recovery.copies.between_steps()
         if self._due is not None and step >= self._due[0]:
@@ -72,25 +86,27 @@ class Boundary:
             if member.proposal is not None and member.proposal.number == number:
                 self._recovery.take_up(self.loop, newcomer=False)
                 return
+        if self._validator is not None:
+            self._validator.between_steps(step + 1)
         if self._also is not None and not self._recovery.has_changed:
             self._also(models)
 
     def ballot(self) -> Figures:
         """Which proposal this rank knows: one, its number, and its square."""
         proposal = self._recovery.member.proposal
-        number = 0.0 if proposal is None or self._pending(proposal) else float(proposal.number)
-        return float(number > 0), number, number * number
+        mine = vote(0 if proposal is None or self._pending(proposal) else proposal.number)
+        return mine if self._validator is None else (*mine, *self._validator.ballot())
 
     def counted(self, sums: Figures) -> None:
-        """Takes the sums over all members: all are the same if and only if equality holds in the
-        inequality of Cauchy and Schwarz."""
-        known, numbers, squares = sums
+        """Takes the sums over all members."""
+        everyone = len(self._recovery.world.members)
+        if self._validator is not None:
+            self._validator.counted(sums[FIGURES:], everyone)
         member = self._recovery.member
         proposal = member.proposal
         if proposal is None or self._pending(proposal):
             return
-        everyone = len(self._recovery.world.members)
-        if known < everyone or known * squares != numbers * numbers:
+        if not unanimous(sums[:FIGURES], everyone):
             return
         args = current_args()
         step = int(args.curr_iteration)

@@ -57,6 +57,7 @@ class Member:
         self._view: say.View | None = None
         self._go: say.Go | None = None
         self._proposal: say.Propose | None = None
+        self._probe: say.Probe | None = None
         self._enter: say.Enter | None = None
         self._stop: say.Stop | None = None
         self.heard_s = 0.0
@@ -89,6 +90,8 @@ class Member:
                 case say.Withdraw():
                     if self._proposal is not None and self._proposal.number == message.number:
                         self._proposal = None
+                case say.Probe():
+                    self._probe = message
                 case say.Enter():
                     self._enter = message
                 case say.Stop():
@@ -102,6 +105,11 @@ class Member:
     def proposal(self) -> say.Propose | None:
         """A change that this worker knows of."""
         return self._proposal
+
+    @property
+    def probe(self) -> say.Probe | None:
+        """The newest measurement that was asked for."""
+        return self._probe
 
     def take_proposal(self) -> say.Propose | None:
         """The change that all have agreed to, once."""

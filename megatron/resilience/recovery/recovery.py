@@ -144,6 +144,19 @@ class Recovery:
                 self._finish(found)
             return found
 
+    def aside(self, phase: str, attempt: Callable[[], Figures]) -> bool:
+        """Attempts what only some members do, between two steps; it is not repeated.
+
+        Returns:
+            Whether it was done; if not, this rank has recovered from the loss of others.
+        """
+        try:
+            self._attempt(attempt)
+        except Exception as error:  # noqa: BLE001 - as in :meth:`run`
+            self._recover(error, phase, None)
+            return False
+        return True
+
     def look(self, phase: str, micro_batch: int = 0, *, waiting: bool = False) -> None:
         """Says what comes next; inside an attempt, raises if it must not begin."""
         self._pace.enter(phase, micro_batch, waiting=waiting)

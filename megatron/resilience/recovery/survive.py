@@ -32,8 +32,11 @@ from megatron.resilience.recovery.notes import Notes
 from megatron.resilience.recovery.pace import Pace
 from megatron.resilience.recovery.recovery import Recovery
 from megatron.resilience.recovery.shards import Shards
+from megatron.resilience.timing.config import TimingConfig
+from megatron.resilience.validation.begin import validator_of
 from resihp_ext.control.client import WorkerLink
-from resihp_ext.control.messages import MOST_ACTIONS, Hello, Leaving, Timed
+from resihp_ext.control.messages import Hello, Leaving, Timed
+from resihp_ext.control.pace_messages import MOST_ACTIONS
 from resihp_ext.control.worker_environment import WorkerEnvironment
 from resihp_ext.detector.timed import RankStep
 from resihp_ext.environment import RankEnvironment
@@ -61,8 +64,8 @@ class Surroundings:
     """JSON of what the coordinator needs to plan."""
     also: Callable[[list[torch.nn.Module]], None] | None
     """A further change of plans that is due by itself."""
-    detect: bool
-    """Whether the coordinator looks for slow devices."""
+    timing: TimingConfig
+    """Whether the coordinator looks for slow devices, and has them measured."""
     level: Level
     """How thoroughly checkpoints are verified."""
     initialise: Callable[[list[torch.nn.Module]], object]
@@ -112,15 +115,13 @@ class Survivor:
             self._shards,
             (around.rank.master_addr, around.rank.master_port),
         )
-        self._boundary = Boundary(
-            self.recovery, describe=around.describe, also=around.also, joins=agent.joins
-        )
+        self._boundary = self._bound(around)
         self._arm_faults(around)
         patches.group_birth.guard = guarded_birth(self._member.abort)
         executor.guard = self.recovery
         executor.before_step = self._boundary
         executor.before_training = self._before_training
-        if around.detect:
+        if around.timing.detect != "off":
             executor.clock.on_step.append(self._tell_times)
         self._link.start()
         self._member.link = self._link
@@ -131,6 +132,19 @@ class Survivor:
                 pid=os.getpid(),
                 joins=agent.joins,
             )
+        )
+
+    def _bound(self, around: Surroundings) -> Boundary:
+        detects = around.timing.detect != "off"
+        return Boundary(
+            self.recovery,
+            describe=around.describe,
+            also=around.also,
+            joins=around.agent.joins,
+            validator=validator_of(self._executor, self._member, self.recovery)
+            if detects
+            else None,
+            recheck_steps=around.timing.recheck_steps,
         )
 
     def _arm_faults(self, around: Surroundings) -> None:
@@ -164,7 +178,7 @@ class Survivor:
 
         self.recovery.strike = strike
         if around.faults.emulated is None:
-            self._executor.hold_messages(injector.slowing.link_hold)
+            self._executor.player.holds = injector.slowing.link_hold
 
     def _before_training(self, scheduler: Any) -> None:
         """Megatron's training loop is about to begin, in a newcomer not at its first step."""

@@ -22,8 +22,16 @@ class TimingConfig:
     the layout when devices have become slow, or as fast as before, and that is worth it. Both need
     a core for every rank, or emulated devices: ranks that share cores slow each other down."""
 
+    recheck_steps: int = 100
+    """Steps between two short measurements of devices and links that were measured as slow, or that
+    could not be measured, with --resilience-detect; 0: none."""
+
     def __post_init__(self) -> None:
         if self.timings_steps < 0:
             raise UserError(
                 f"--resilience-timings-steps is {self.timings_steps}; give 0 or a number of steps"
+            )
+        if self.recheck_steps < 0:
+            raise UserError(
+                f"--resilience-recheck-steps is {self.recheck_steps}; give 0 or a number of steps"
             )

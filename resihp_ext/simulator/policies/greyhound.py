@@ -21,6 +21,8 @@ the ladder.
 A change of iteration times is confirmed more than 10 iterations after it, and the verdict comes
 after that: what was lost until then counts (:data:`UNSEEN_ITERATIONS`), therefore S2 is the answer
 to the verdict itself. The artifact compares wall time since the onset; lost time is the paper's.
+Of S3 and S4, what would not make up for its pause within ``lifetime_s`` is left alone, though the
+ski rental would do it: it takes for granted that the next level ends all loss.
 A device that is fast again gets an equal share again. Deaths:
 :mod:`resihp_ext.simulator.policies.restarting`.
 
@@ -115,19 +117,28 @@ class _Ladder:
         """Of each iteration."""
 
     def levels(self, lost_s: float) -> Iterator[_Level]:
-        """Those that make steps shorter, in the order of the ladder. A restart is not thought
-        about before it can be due."""
-        yield from self._running
+        """Those that pay, in the order of the ladder. A restart is not thought about before it can
+        be due."""
+        yield from self._sharing
+        yield from self._placing
         if lost_s >= planned_restart_s(self._pricing.setting):
             yield from self._restart
 
     @cached_property
-    def _running(self) -> tuple[_Level, ...]:
-        found = (self._micro_batches(), self._topology(placed), self._topology(grouped))
-        return tuple(one for one in found if one is not None and self._is_faster(one.plan))
+    def _sharing(self) -> tuple[_Level, ...]:
+        return self._worth(self._micro_batches())
 
-    def _is_faster(self, plan: Plan) -> bool:
-        return self._pricing.iteration_s(plan) < self._now_s * (1 - LEAST_GAIN)
+    @cached_property
+    def _placing(self) -> tuple[_Level, ...]:
+        return self._worth(self._topology(placed), self._topology(grouped))
+
+    def _worth(self, *levels: _Level | None) -> tuple[_Level, ...]:
+        return tuple(one for one in levels if one is not None and self._pays(one.plan, one.pause_s))
+
+    def _pays(self, plan: Plan, pause_s: float) -> bool:
+        """Whether a level makes steps shorter, and makes up for its pause."""
+        gain = 1 - self._pricing.iteration_s(plan) / self._now_s
+        return gain > max(LEAST_GAIN, pause_s / self._policy.lifetime_s)
 
     def _micro_batches(self) -> _Level | None:
         """S2; also the way back to equal shares."""
@@ -162,15 +173,15 @@ class _Ladder:
     def _restart(self) -> tuple[_Level, ...]:
         """S4, whatever is best to leave out."""
         pricing, working = self._pricing, used(self._plan)
+        pause_s = planned_restart_s(pricing.setting)
         found: list[tuple[float, int, Plan]] = []
         for bad in self._bad_parts(working):
             plan = self._policy.rebuilt(pricing, bad)
-            if plan is not None and self._is_faster(plan):
+            if plan is not None and self._pays(plan, pause_s):
                 found.append((pricing.iteration_s(plan), len(found), plan))
         if not found:
             return ()
         _, _, plan = min(found, key=lambda one: one[:2])
-        pause_s = planned_restart_s(pricing.setting)
         count = len(working - used(plan))
         reason = f"S4: saved and started anew without {count} of the ranks"
         return (_Level(plan=plan, cost_s=pause_s, pause_s=pause_s, reason=reason),)

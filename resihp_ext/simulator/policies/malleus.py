@@ -128,6 +128,7 @@ class _Search:
             for place, stage in enumerate(one.stages)
         }
         self._home = {rank: place for group, place in self._place.items() for rank in group}
+        self._speeds: dict[Group, float] = {}
         self._whole: list[Group] = []
         self._damaged: list[list[Cut]] = []
         self._cut()
@@ -200,7 +201,10 @@ class _Search:
         return 1 / sum(self._problem.prices.pair(StageKind(1, degree, p, False, False, False)))
 
     def _speed(self, group: Group) -> float:
-        return self._rate(len(group), min(self._p.get(rank, 1.0) for rank in group))
+        if group not in self._speeds:
+            p = min(self._p.get(rank, 1.0) for rank in group)
+            self._speeds[group] = self._rate(len(group), p)
+        return self._speeds[group]
 
     # Pipelines.
 
@@ -209,11 +213,13 @@ class _Search:
     ) -> Pipelines:
         """Groups to pipelines, and their order there."""
         found: Pipelines = [[] for _ in range(pipelines)]
+        totals = [0.0] * pipelines
         for group in sorted(groups, key=lambda one: (-self._speed(one), self._at(one))):
             home = self._at(group)[0]
             if (spread and group not in self._place) or home >= pipelines:
-                home = min(range(pipelines), key=lambda i: (self._total(found[i]), i))
+                home = totals.index(min(totals))
             found[home].append(group)
+            totals[home] += self._speed(group)
         if spread:
             self._even_out(found)
         fastest = self._rate(self._tp, 1.0)

@@ -75,7 +75,7 @@ def test_slow_groups_of_several_replicas_come_together() -> None:
     told = Told(Greyhound(), job(micro_batches=64))
     p = {0: 0.6, 12: 0.6}
     told.of(Cause.SLOW, p)
-    assert told.of(Cause.WAITED, p, lost_s=1000.0).reason.startswith("S3")
+    told.of(Cause.WAITED, p, lost_s=30.0)
     homes = [number for number, one in enumerate(told.plan.replicas) if set(p) & set(one.ranks)]
     assert len(homes) == 1
 

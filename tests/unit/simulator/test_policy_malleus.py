@@ -24,10 +24,11 @@ def rate(degree: int, p: float) -> float:
 
 
 def test_a_straggler_is_cut_out_of_its_group() -> None:
-    most, single, nominal = cuts_of(NODE, {5: 0.1}, 4, (1, 2, 4), rate)
-    # 1/1.9 + 1/3.66 + 0.1/3.66 is the most.
-    assert most.full == (GROUPS[0],)
-    assert most.rest == ((4, 6), (7,), (5,))
+    most, falling, single, nominal = cuts_of(NODE, {5: 0.1}, 4, (1, 2, 4), rate)
+    # 3/3.66 is more than 1/1.9 + 1/3.66; Hetu looks at falling powers only.
+    assert most.full == falling.full == (GROUPS[0],)
+    assert most.rest == ((4,), (6,), (7,), (5,))
+    assert falling.rest == ((4, 6), (7,))
     assert single.rest == ((4, 6),)
     assert nominal.full == GROUPS
 

@@ -61,7 +61,7 @@ def test_every_order_is_complete_and_within_its_room(seed: int) -> None:
     delays = [random.choice([0.0, random.random(), 5 * random.random()]) for _ in times[1:]]
     rooms = [random.randint(1, 8) for _ in times]
     found = zero_bubble(times, delays, rooms, micro_batches)
-    assert found.seconds >= max(micro_batches * sum(one) for one in times)
+    assert found.seconds >= max(micro_batches * sum(one) for one in times) - 1e-9
     for order, room in zip(found.orders, rooms, strict=True):
         assert Counter(order) == Counter(
             (kind, m)
