@@ -1,0 +1,1 @@
+"""Pages and pictures of runs: pure functions that return HTML and SVG."""
