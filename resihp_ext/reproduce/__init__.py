@@ -1,1 +1,1 @@
-"""``resihp reproduce``: the paper's tables and figures from the simulator, ours beside the paper's."""
+"""``resihp reproduce``: the paper's tables and figures from the simulator, beside the paper's own."""

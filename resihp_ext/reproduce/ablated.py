@@ -2,7 +2,8 @@
 
 What is left when a step is off: without device exclusion a TP group runs whole, at the pace of its
 slowest device, and a group with a dead one is lost, and its replica with it; without layer
-repartition stages keep their layers; without workload migration replicas share micro-batches evenly.
+repartition stages keep their layers; without workload migration replicas share micro-batches
+evenly.
 
 Imports neither torch nor Megatron.
 """

@@ -5,7 +5,7 @@ Imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from resihp_ext.reproduce.ablated import ABLATED
 from resihp_ext.reproduce.scenarios import Drawn, Scenario
@@ -55,7 +55,7 @@ class Case:
     scenario: Scenario
     seed: int
     policies: tuple[str, ...]
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = field(default_factory=Assumptions)
 
     def run(self) -> Runs:
         """All policies meet the same faults."""

@@ -61,7 +61,7 @@ class Claim:
     def within(self) -> bool:
         """Whether all of ours is in the paper's range."""
         low, high = self.ours
-        return self.paper[0] <= low and high <= self.paper[1]
+        return bool(self.values) and self.paper[0] <= low and high <= self.paper[1]
 
     @property
     def touches(self) -> bool:
@@ -105,6 +105,8 @@ class Bars:
     groups: tuple[str, ...]
     series: tuple[tuple[str, tuple[float | None, ...]], ...]
     """Name, and a value for each group; None is not drawn."""
+    ranges: tuple[tuple[tuple[float, float] | None, ...], ...] = ()
+    """The paper's, for each series and group; none at all: nothing is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +119,7 @@ class Lines:
     """What the values lie over."""
     x: tuple[float, ...]
     series: tuple[tuple[str, tuple[float | None, ...]], ...]
+    from_zero: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

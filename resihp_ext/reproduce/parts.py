@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resihp_ext.errors import UserError
+from resihp_ext.reproduce.ablation import ABLATION
 from resihp_ext.reproduce.alarms import ALARMS
 from resihp_ext.reproduce.figure import Part
+from resihp_ext.reproduce.frequency import FREQUENCY
 from resihp_ext.reproduce.predictor import PREDICTOR
 from resihp_ext.reproduce.throughput import FAIL_SLOW, FAIL_STOP, MIXED_PART
 
-PARTS = {one.name: one for one in (PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART)}
+PARTS = {
+    one.name: one
+    for one in (PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART, FREQUENCY, ABLATION)
+}
 """By name."""
 
 

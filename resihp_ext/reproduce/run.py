@@ -40,5 +40,5 @@ def reproduce(
         tasks, jobs=jobs, limit_s=limit_s, done=lambda count: progress(count, len(tasks))
     )
     figures = tuple(part.make(part, scale, results) for part in parts)
-    write_all(figures, out, page(figures), pictures(figures))
+    write_all(figures, out, page(figures, scale), pictures(figures))
     return figures

@@ -1,8 +1,8 @@
 """What befalls the clusters of the paper's figures.
 
 PAPER tells the kinds (killed workers, locked clocks, competing traffic; weak, medium, severe) and
-that failures come down to one every 30 minutes; not how many a run sees, nor how slow is weak. Ours:
-of each kind of fault one for every 32 devices, at least one, at most four, on devices and nodes
+that failures come down to one every 30 minutes; not how many a run sees, nor how slow is weak.
+Ours: of each kind of fault one for every 32 devices, at least one, at most four, on devices and nodes
 drawn at random, never repaired. They come about 30 minutes apart (a quarter of that more or less,
 or they would keep step with checkpoints), or 100 healthy iterations where these take longer:
 change-point detectors need 30 iterations and more after each change before they see

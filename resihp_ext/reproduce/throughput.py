@@ -14,7 +14,7 @@ from functools import partial
 from math import exp, log
 from statistics import fmean
 
-from resihp_ext.reproduce.case import Case, Runs
+from resihp_ext.reproduce.case import Case, Ran, Runs
 from resihp_ext.reproduce.figure import Bars, Claim, Figure, Part, Results, Scale
 from resihp_ext.reproduce.scenarios import MIXED, SLOW, STOP, Scenario
 from resihp_ext.simulator.policies.registry import POLICIES
@@ -53,10 +53,11 @@ def cases(scale: Scale, scenarios: Iterable[Scenario]) -> list[Case]:
 
 def goodput(results: Results, found: Sequence[Case], policy: str) -> float:
     """The mean over seeds."""
-    return fmean(_of(results[case], policy).goodput_ratio for case in found)
+    return fmean(ran_of(results[case], policy).goodput_ratio for case in found)
 
 
-def _of(runs: Runs, policy: str):  # type: ignore[no-untyped-def]
+def ran_of(runs: Runs, policy: str) -> Ran:
+    """Of one policy."""
     return next(one for one in runs.ran if one.policy == policy)
 
 
@@ -78,7 +79,7 @@ def rows(results: Results, found: Sequence[Case]) -> list[tuple[object, ...]]:
         best = {one: goodput(results, mine, one) for one in (OURS, JOINT)}
         bound = fmean(results[case].capacity_ratio for case in mine)
         for policy in mine[0].policies:
-            ran = [_of(results[case], policy) for case in mine]
+            ran = [ran_of(results[case], policy) for case in mine]
             value = fmean(one.goodput_ratio for one in ran)
             means = (fmean(getattr(one, field) for one in ran) for field in COLUMNS[7:14])
             made.append(
@@ -147,9 +148,9 @@ def _make(
         claims=tuple(claims(kind, results, found)),
         charts=tuple(charts(results, found)),
         notes=(
-            f"{scale.seeds} draws of faults; goodput: iterations that count, times the time of a "
-            "healthy one, over the time of the run, standstills included; capacity: the mean of all "
-            "devices' throughputs, which no policy can pass by more than its bubbles.",
+            f"{scale.seeds} draws of faults of each case. Goodput: iterations that count, times the "
+            "time of a healthy one, over the time from the first fault to the end, standstills "
+            "included. Capacity: the mean of all devices' throughputs.",
         ),
     )
 
