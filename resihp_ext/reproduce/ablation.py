@@ -11,8 +11,8 @@ from __future__ import annotations
 from resihp_ext.reproduce.ablated import ABLATED, STEPS
 from resihp_ext.reproduce.case import Case
 from resihp_ext.reproduce.figure import Bars, Claim, Figure, Part, Results, Scale
+from resihp_ext.reproduce.ratios import geometric, goodput, over
 from resihp_ext.reproduce.scenarios import MIXED, SLOW, STOP
-from resihp_ext.reproduce.throughput import geometric, goodput, over
 
 CONFIGURATIONS = ("llama2-13b-16k", "llama2-30b-16k")
 SCENARIOS = (STOP, SLOW[1], SLOW[2], MIXED)

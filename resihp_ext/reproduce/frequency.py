@@ -13,8 +13,8 @@ from statistics import fmean
 
 from resihp_ext.reproduce.case import Case
 from resihp_ext.reproduce.figure import Claim, Figure, Lines, Part, Results, Scale
+from resihp_ext.reproduce.ratios import OURS, ran_of
 from resihp_ext.reproduce.scenarios import FREQUENCIES, FREQUENCIES_MINUTES
-from resihp_ext.reproduce.throughput import OURS, ran_of
 from resihp_ext.simulator.policies.registry import POLICIES
 
 CONFIGURATIONS = ("llama2-13b-16k", "llama2-30b-16k")

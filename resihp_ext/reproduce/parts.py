@@ -10,14 +10,20 @@ from collections.abc import Sequence
 from resihp_ext.errors import UserError
 from resihp_ext.reproduce.ablation import ABLATION
 from resihp_ext.reproduce.alarms import ALARMS
+from resihp_ext.reproduce.amplification import AMPLIFICATION
 from resihp_ext.reproduce.figure import Part
 from resihp_ext.reproduce.frequency import FREQUENCY
+from resihp_ext.reproduce.ladder import LADDER
 from resihp_ext.reproduce.predictor import PREDICTOR
+from resihp_ext.reproduce.sweep import SWEEP
 from resihp_ext.reproduce.throughput import FAIL_SLOW, FAIL_STOP, MIXED_PART
 
 PARTS = {
     one.name: one
-    for one in (PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART, FREQUENCY, ABLATION)
+    for one in (
+        *(PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART, FREQUENCY, ABLATION),
+        *(AMPLIFICATION, LADDER, SWEEP),
+    )
 }
 """By name."""
 

@@ -10,23 +10,18 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from math import exp, log
 from statistics import fmean
 
-from resihp_ext.reproduce.case import Case, Ran, Runs
+from resihp_ext.reproduce import sweep
+from resihp_ext.reproduce.case import Case
 from resihp_ext.reproduce.figure import Bars, Claim, Figure, Part, Results, Scale
+from resihp_ext.reproduce.ratios import JOINT, OURS, PAPER, goodput, over, ran_of
 from resihp_ext.reproduce.scenarios import MIXED, SLOW, STOP, Scenario
 from resihp_ext.simulator.policies.registry import POLICIES
 from resihp_ext.simulator.presets import CONFIGURATIONS
 
-OURS, JOINT = "progressive", "joint"
-PAPER: dict[str, dict[str, tuple[float, float]]] = {
-    "fail-stop": {"recycle": (1.22, 1.82), "oobleck": (1.07, 1.51)},
-    "fail-slow": {"adaptra": (1.18, 2.30), "greyhound": (1.22, 1.46), "none": (1.32, 3.31)},
-    "mixed": {"recycle": (1.48, 4.39), "recycle+": (1.22, 4.32), "oobleck+": (1.04, 3.57)},
-}
-"""By kind of failure and baseline: throughput of ResiHP over it."""
 COLUMNS = (
     *("configuration", "devices", "scenario", "policy", "goodput", "least", "most"),
     *("tokens_per_s", "waited_s", "stood_s", "changes", "alarms", "false_alarms", "redone"),
@@ -49,27 +44,6 @@ def cases(scale: Scale, scenarios: Iterable[Scenario]) -> list[Case]:
         for scenario in scenarios
         for seed in range(scale.seeds)
     ]
-
-
-def goodput(results: Results, found: Sequence[Case], policy: str) -> float:
-    """The mean over seeds."""
-    return fmean(ran_of(results[case], policy).goodput_ratio for case in found)
-
-
-def ran_of(runs: Runs, policy: str) -> Ran:
-    """Of one policy."""
-    return next(one for one in runs.ran if one.policy == policy)
-
-
-def over(mine: float, theirs: float) -> float:
-    """How many times as fast; where the other did nothing at all, as if it had done a thousandth
-    of a healthy job's work."""
-    return mine / max(theirs, 1e-3)
-
-
-def geometric(values: Sequence[float]) -> float:
-    """Their geometric mean."""
-    return exp(fmean(log(value) for value in values))
 
 
 def rows(results: Results, found: Sequence[Case]) -> list[tuple[object, ...]]:
@@ -102,19 +76,24 @@ def grouped(found: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
     return groups
 
 
-def claims(kind: str, results: Results, found: Sequence[Case]) -> list[Claim]:
-    """The paper's ranges of this kind of failure, whose baselines were run."""
-    groups = grouped(found)
+def claims(kind: str, scale: Scale, results: Results, found: Sequence[Case]) -> list[Claim]:
+    """The paper's ranges of this kind of failure."""
     made = []
     for theirs, paper in PAPER[kind].items():
         if theirs in POLICIES:
-            values = tuple(
-                over(goodput(results, mine, OURS), goodput(results, mine, theirs))
-                for mine in groups.values()
-            )
+            values = tuple(sweep.ratio(results, mine, theirs) for mine in grouped(found).values())
             quantity = f"throughput over {theirs}, {kind}"
-            made.append(Claim(quantity=quantity, values=values, paper=paper, unit="x"))
+            one = Claim(quantity=quantity, values=values, paper=paper, unit="x")
+            reasons = (_ends(values, found), sweep.why(one, kind, theirs, scale, results))
+            made.append(replace(one, why="" if one.within else " ".join(filter(None, reasons))))
     return made
+
+
+def _ends(values: Sequence[float], found: Sequence[Case]) -> str:
+    """Where the ratio is least, and where largest."""
+    named = sorted(zip(values, grouped(found), strict=True))
+    (low, least), (high, most) = named[0], named[-1]
+    return f"Least ({low:.2f}x) on {' '.join(least)}, largest ({high:.2f}x) on {' '.join(most)}."
 
 
 def charts(results: Results, found: Sequence[Case]) -> list[Bars]:
@@ -131,8 +110,8 @@ def charts(results: Results, found: Sequence[Case]) -> list[Bars]:
     return made
 
 
-def _tasks(scenarios: tuple[Scenario, ...], scale: Scale) -> list[Case]:
-    return cases(scale, scenarios)
+def _tasks(kind: str, scenarios: tuple[Scenario, ...], scale: Scale) -> list[Case]:
+    return cases(scale, scenarios) + sweep.tasks(scale, [kind])
 
 
 def _make(
@@ -145,7 +124,7 @@ def _make(
         source=part.source,
         columns=COLUMNS,
         rows=tuple(rows(results, found)),  # type: ignore[arg-type]
-        claims=tuple(claims(kind, results, found)),
+        claims=tuple(claims(kind, scale, results, found)),
         charts=tuple(charts(results, found)),
         notes=(
             f"{scale.seeds} draws of faults of each case. Goodput: iterations that count, times the "
@@ -160,7 +139,7 @@ def _part(kind: str, title: str, source: str, scenarios: tuple[Scenario, ...]) -
         name=kind,
         title=title,
         source=source,
-        tasks=partial(_tasks, scenarios),
+        tasks=partial(_tasks, kind, scenarios),
         make=partial(_make, kind, scenarios),
     )
 
