@@ -55,7 +55,7 @@ class Adaptra(Restarting):
             tensor_bytes=setting.shape.tokens
             * setting.shape.hidden_size
             * setting.cost.element_bytes,
-            left=pricing.health.links,
+            left=_between_stages(pricing, plan),
             rooms=_rooms(pricing, plan),
         )
         return Schedule(name="zero-bubble", build=build, split=True)
@@ -66,8 +66,20 @@ class Adaptra(Restarting):
             return Answer(layout=running, reason="links between stages are as they were")
         return Answer(
             layout=Layout(plan=running.plan, schedule=schedule),
-            reason=f"warm-ups for {len(pricing.health.links)} slow links",
+            reason=f"warm-ups for {len(_between_stages(pricing, running.plan))} slow links",
         )
+
+
+def _between_stages(pricing: Pricing, plan: Plan) -> tuple[tuple[Link, float], ...]:
+    """Slow links over which micro-batches go."""
+    node_of = pricing.setting.cluster.node_of
+    paths: set[Link] = set()
+    for one in plan.replicas:
+        for here, there in pairwise(one.stages):
+            for i, j in overlaps(here.tp, there.tp):
+                a, b = node_of[here.ranks[i]], node_of[there.ranks[j]]
+                paths.add((min(a, b), max(a, b)))
+    return tuple((link, left) for link, left in pricing.health.links if link in paths)
 
 
 def _rooms(pricing: Pricing, plan: Plan) -> tuple[tuple[Stage, int], ...]:

@@ -70,9 +70,11 @@ def test_adapting_is_worth_it() -> None:
     assert after_s < 0.9 * plain_s
 
 
-def test_slow_devices_change_nothing() -> None:
+def test_slow_devices_and_links_without_micro_batches_change_nothing() -> None:
     told = Told(Adaptra(), job())
     begun = told.layout
+    # Stages 0 and 3: neighbours of neither.
+    assert told.of(Cause.SLOW, links={(0, 3): 0.1}).layout is begun
     assert told.of(Cause.SLOW, {3: 0.3}).layout is begun
     assert told.of(Cause.WAITED, {3: 0.3}, lost_s=1e6).layout is begun
 
