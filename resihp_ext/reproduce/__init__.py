@@ -1,1 +1,1 @@
-"""``resihp reproduce``: the paper's tables and figures from the simulator, beside the paper's own."""
+"""``resihp reproduce``: the paper's tables and figures, made anew and set beside its own."""

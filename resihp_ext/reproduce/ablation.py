@@ -89,8 +89,8 @@ def _said(alone: dict[str, float], final: dict[str, float], order: list[str]) ->
         f"{one} {alone[one]:.3f}x alone, {final[one]:.3f}x as the last" for one in order
     )
     return (
-        f"Geometric means over scenarios, of each step over none, and of all steps over all others: "
-        f"{steps}."
+        "Geometric means over scenarios, of each step over none, and of all steps over all "
+        f"others: {steps}."
     )
 
 

@@ -155,9 +155,10 @@ def make(part: Part, scale: Scale, results: Results) -> Figure:
         claims=tuple(claims),
         charts=(chart,),
         notes=(
-            "Idle seconds that the others have more of than in a healthy iteration, over the seconds "
-            "by which the slow device works longer when nothing is done; 31 at most at DP without "
-            f"mitigation. PAPER gives single numbers: ours agrees within {NEAR:.0%} of them.",
+            "Idle seconds that the others have more of than in a healthy iteration, over the "
+            "seconds by which the slow device works longer when nothing is done; 31 at most at DP "
+            f"without mitigation. PAPER gives single numbers: ours agrees within {NEAR:.0%} of "
+            "them.",
             "With devices that plans leave out counted as idle: "
             + ", ".join(f"{one} {means[one]['DP'][0]:.2f}x" for one in PLANNERS)
             + ".",

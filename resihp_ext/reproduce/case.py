@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resihp_ext.reproduce.ablated import ABLATED
+from resihp_ext.reproduce.ablated import made as policy_of
 from resihp_ext.reproduce.scenarios import Drawn, Scenario
 from resihp_ext.simulator.capacity import capacity_ratio
 from resihp_ext.simulator.engine import simulate
 from resihp_ext.simulator.health import Health
 from resihp_ext.simulator.iteration import Iterations
 from resihp_ext.simulator.layout import Layout
-from resihp_ext.simulator.policies.registry import policy_named
 from resihp_ext.simulator.presets import Assumptions, setting
 from resihp_ext.simulator.record import State
 from resihp_ext.simulator.setting import Setting
@@ -71,7 +70,7 @@ class Case:
         return Runs(capacity_ratio=bound, ran=ran)
 
     def _ran(self, name: str, made: Setting, drawn: Drawn, iterations: Iterations) -> Ran:
-        policy = ABLATED[name]() if name in ABLATED else policy_named(name)
+        policy = policy_of(name)
         record = simulate(
             made, policy, drawn.happenings, until_s=drawn.until_s, iterations=iterations
         )

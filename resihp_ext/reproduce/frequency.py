@@ -82,9 +82,9 @@ def make(part: Part, scale: Scale, results: Results) -> Figure:
         claims=tuple(claims),
         charts=tuple(charts),
         notes=(
-            "Six hours from the first death on; nothing is repaired, so that twelve devices are dead "
-            "in the end at one every 30 minutes. Stopped: part of the runs in which no layout of the "
-            "policy held the model at some time.",
+            "Six hours from the first death on; nothing is repaired, so that twelve devices are "
+            "dead in the end at one every 30 minutes. Stopped: part of the runs in which no layout "
+            "of the policy held the model at some time.",
         ),
     )
 

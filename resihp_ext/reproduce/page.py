@@ -78,9 +78,9 @@ def page(figures: Sequence[Figure], scale: Scale) -> str:
     whys = [f"{claim.quantity}: {claim.why}" for _, claim in claims if claim.why]
     summary = [
         "Every figure is made by the simulator from the same planners, detectors and schedules "
-        "that run in jobs. Nothing here was measured on the paper's testbed. Its full text was not at "
-        "hand: where it does not say how something was set up, the setup is ours and said so, and "
-        "baselines are written from their own sources and not weakened.",
+        "that run in jobs. Nothing here was measured on the paper's testbed. Its full text was not "
+        "at hand: where it does not say how something was set up, the setup is ours and said so, "
+        "and baselines are written from their own sources and not weakened.",
         f"{sum(claim.within for _, claim in claims)} of {len(claims)} figures lie inside the "
         f"paper's ranges, {sum(c.touches and not c.within for _, c in claims)} overlap them.",
     ]

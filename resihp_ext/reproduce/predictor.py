@@ -142,7 +142,8 @@ def _hangs_on(found: dict[Predicted, Errors]) -> str:
     said = "; ".join(f"{e.mtp:.2f} % and {e.itp:.2f} % at {noise:.1%}" for noise, e in mine)
     return (
         f"Errors follow the noise of single actions, which PAPER does not state: {name} has MTP "
-        f"and ITP errors of {said} noise. The real code on synthetic series: no testbed is measured."
+        f"and ITP errors of {said} noise. The real code on synthetic series: no testbed is "
+        "measured."
     )
 
 

@@ -2,9 +2,9 @@
 
 PAPER tells the kinds (killed workers, locked clocks, competing traffic; weak, medium, severe) and
 that failures come down to one every 30 minutes; not how many a run sees, nor how slow is weak.
-Ours: of each kind of fault one for every 32 devices, at least one, at most four, on devices and nodes
-drawn at random, never repaired. They come about 30 minutes apart (a quarter of that more or less,
-or they would keep step with checkpoints), or 100 healthy iterations where these take longer:
+Ours: of each kind of fault one for every 32 devices, at least one, at most four, on devices and
+nodes drawn at random, never repaired. They come about 30 minutes apart (a quarter of that more or
+less, or they would keep step with checkpoints), or 100 healthy iterations where these take longer:
 change-point detectors need 30 iterations and more after each change before they see
 the next, and no system is to fail for want of them. Three more gaps pass after the last fault. Slow
 devices and slow networks come in equal numbers. What is left of their speed: see ``laws.LEFT``.

@@ -127,8 +127,8 @@ def _make(
         claims=tuple(claims(kind, scale, results, found)),
         charts=tuple(charts(results, found)),
         notes=(
-            f"{scale.seeds} draws of faults of each case. Goodput: iterations that count, times the "
-            "time of a healthy one, over the time from the first fault to the end, standstills "
+            f"{scale.seeds} draws of faults of each case. Goodput: iterations that count, times "
+            "the time of a healthy one, over the time from the first fault to the end, standstills "
             "included. Capacity: the mean of all devices' throughputs.",
         ),
     )
