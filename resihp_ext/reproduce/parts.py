@@ -14,6 +14,7 @@ from resihp_ext.reproduce.amplification import AMPLIFICATION
 from resihp_ext.reproduce.figure import Part
 from resihp_ext.reproduce.frequency import FREQUENCY
 from resihp_ext.reproduce.ladder import LADDER
+from resihp_ext.reproduce.losses import LOSSES
 from resihp_ext.reproduce.predictor import PREDICTOR
 from resihp_ext.reproduce.sweep import SWEEP
 from resihp_ext.reproduce.throughput import FAIL_SLOW, FAIL_STOP, MIXED_PART
@@ -22,7 +23,7 @@ PARTS = {
     one.name: one
     for one in (
         *(PREDICTOR, ALARMS, FAIL_STOP, FAIL_SLOW, MIXED_PART, FREQUENCY, ABLATION),
-        *(AMPLIFICATION, LADDER, SWEEP),
+        *(AMPLIFICATION, LOSSES, LADDER, SWEEP),
     )
 }
 """By name."""
