@@ -1,7 +1,8 @@
 """Figure 12: the loss with failures coincides with the loss without.
 
-Nothing is simulated here: the curves come from real jobs on this machine's CPU, two runs of the same
-steps, one of which loses devices. ``scripts/paper/loss_curves.py`` runs them and writes the CSV.
+Nothing is simulated here: the curves come from real jobs on this machine's CPU, two runs of the
+same steps, one of which loses devices. ``scripts/paper/loss_curves.py`` runs them and writes the
+CSV.
 
 Imports neither torch nor Megatron.
 """

@@ -65,12 +65,15 @@ def reproduce(
     # Only when asked for: the simulator takes a while to import.
     from resihp_ext.errors import UserError
     from resihp_ext.reproduce.figure import Scale
+    from resihp_ext.reproduce.losses import read
     from resihp_ext.reproduce.parts import chosen
 
     if everything == (only is not None):
         raise UserError("reproduce: say either --all or --only NAME,...")
     if real and losses is not None:
         raise UserError("reproduce: --real makes the curves that --losses reads: say one of them")
+    if losses is not None:
+        read(losses)
     parts = chosen(None if everything else (only or "").split(","))
     if real:
         losses = _real(out)
