@@ -1,7 +1,7 @@
 """ReCycle: micro-batches of a failed worker go to its peers, into the bubbles of the pipeline.
 
-Source: BASELINES 1 (abstract, a third-party integer program, what is known of the planner). A worker
-is a whole TP group: with one of its devices dead it is lost. Its micro-batches are run by the live
+Source: BASELINES 1 (abstract, a third-party integer program, what is known of its planner). Workers
+are whole TP groups: with one of its devices dead one is lost. Its micro-batches are run by the live
 workers of the same stage in turn, with split backwards and staggered optimizers
 (:mod:`resihp_ext.simulator.policies.recycle_schedule`). No parameters move. Slow devices are borne.
 When a stage has no worker left, the job waits for repair and starts anew from its last checkpoint;
