@@ -26,6 +26,13 @@ class Options:
     """Most alternatives that a decision tells of."""
     effort: int = 40
     """Layouts that the joint search times exactly; each costs about a millisecond."""
+    exclusion: bool = True
+    """Whether the progressive planner may leave single devices of a TP group out. Without, a group
+    runs whole or not at all; this and the next two are there to see what each step is worth."""
+    repartition: bool = True
+    """Whether it may move layers between stages."""
+    migration: bool = True
+    """Whether it may move micro-batches between replicas."""
 
     def __post_init__(self) -> None:
         if not self.expected_lifetime_s > 0:

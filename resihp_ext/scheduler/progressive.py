@@ -98,6 +98,8 @@ def _subgroup(problem: Problem, one: Replica, place: int, shards: int) -> Group 
     alive = sorted((r for r in stage.ranks if p_of[r] > 0), key=lambda rank: (-p_of[rank], rank))
     if len(alive) == stage.tp and p_of[alive[-1]] >= 1:
         return stage.ranks
+    if not problem.options.exclusion:
+        return stage.ranks if len(alive) == stage.tp else None
     best: tuple[float, Group] | None = None
     degree = 1
     while degree <= len(alive):
@@ -131,6 +133,9 @@ def _partition(problem: Problem, kept: Sequence[_Kept]) -> list[Depths] | None:
         )
         for place in places
     ]
+    if not problem.options.repartition:
+        # A group that was kept holds its layers.
+        return [depths] * len(kept)
     found = repartitioned(depths, speeds, limits)
     return None if found is None else [found] * len(kept)
 
@@ -141,7 +146,8 @@ def _routes(problem: Problem, replicas: Sequence[Replica]) -> tuple[Route, ...]:
         tuple(Instance(replica=number, stage=place) for place in range(len(one.stages)))
         for number, one in enumerate(replicas)
     ]
-    if len({tuple(stage.layers for stage in one.stages) for one in replicas}) > 1:
+    apart = len({tuple(stage.layers for stage in one.stages) for one in replicas}) > 1
+    if apart or not problem.options.migration:
         return tuple(straight[home] for home in homes)
     times = [tuple(problem.prices.times(stage) for stage in one.stages) for one in replicas]
     known = {(number,) * len(one): one for number, one in enumerate(straight)}

@@ -29,6 +29,10 @@ SETTLING = 4
 """Staggered iterations before their pace is taken."""
 
 
+Kind = tuple[tuple[object, ...], tuple[float, ...]]
+"""What a graph is made of, and how fast groups really are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """One layout on devices as they are."""
@@ -65,14 +69,14 @@ class Iterations:
 
     def _together_s(self, layout: Layout, health: Health) -> Array:
         """All hosts meet at SYNC."""
-        kinds: dict[tuple[object, ...], list[Part]] = {}
+        kinds: dict[Kind, list[Part]] = {}
         for part in parts(layout.plan):
             if part.micro_batches:
                 kinds.setdefault(self._kind(layout, part, health), []).append(part)
         longest = np.zeros(POOL)
         for kind, alike in kinds.items():
             plan = sub_plan(layout.plan, alike[0])
-            graph = self._graph(kind, layout.schedule, plan, health.left)
+            graph = self._graph(kind[0], layout.schedule, plan, health.left)
             squared = np.concatenate([self.squared[list(one.micro_batches)] for one in alike], 1)
             busy_s = graph.busy_s(plan, health.p, self._setting.shape.tokens, squared)
             ends_s = graph.walk.ends_s(busy_s, graph.wire_s).max(axis=0)
@@ -84,7 +88,7 @@ class Iterations:
         """Stages step on their own: the pace of many iterations after each other."""
         plan = layout.plan
         whole = Part(tuple(range(len(plan.replicas))), tuple(range(plan.micro_batches)))
-        key = (plan.digest, layout.schedule, health)
+        key = (plan.digest, layout.schedule, health.links)
         graph = self._graph(key, layout.schedule, plan, health.left)
         busy_s = graph.busy_s(plan, health.p, self._setting.shape.tokens, self.squared)
         sync_s, step_s = self._ends_s(sub_plan(plan, whole), health)
@@ -109,29 +113,37 @@ class Iterations:
             self._graphs[kind] = Graph(self._setting, schedule, plan, left)
         return self._graphs[kind]
 
-    def _kind(self, layout: Layout, part: Part, health: Health) -> tuple[object, ...]:
+    def _kind(self, layout: Layout, part: Part, health: Health) -> Kind:
         """Parts of the same kind take the same time for the same micro-batches."""
-        plan = layout.plan
-        if len(part.replicas) > 1 or self._touches(plan, part, health.left):
-            return (plan.digest, layout.schedule, part, health)
-        p, node_of = health.p, self._setting.cluster.node_of
+        p = health.p
+        replicas = (layout.plan.replicas[one] for one in part.replicas)
+        speeds = tuple(
+            min(p.get(r, 1.0) for r in stage.ranks) for one in replicas for stage in one.stages
+        )
+        return (self._graph_key(layout, part, health.left), speeds)
+
+    def _graph_key(
+        self, layout: Layout, part: Part, left: Mapping[Link, float]
+    ) -> tuple[object, ...]:
+        """What a graph is made of: all but how fast devices really are."""
+        plan, node_of = layout.plan, self._setting.cluster.node_of
+        nodes = {node_of[rank] for one in part.replicas for rank in plan.replicas[one].ranks}
+        near = tuple(sorted((link, rest) for link, rest in left.items() if set(link) <= nodes))
+        if len(part.replicas) > 1:
+            return (plan.digest, layout.schedule, part, near)
         believed = {one.rank: one.p for one in plan.devices}
         replica = plan.replicas[part.replicas[0]]
+        # Without slow links only who shares a node matters, not which.
+        origin = 0 if near else node_of[replica.ranks[0]]
         cells = tuple(
             (
                 one.layers,
-                min(p.get(r, 1.0) for r in one.ranks),
                 min(believed[r] for r in one.ranks),
-                tuple(node_of[r] - node_of[replica.ranks[0]] for r in one.ranks),
+                tuple(node_of[r] - origin for r in one.ranks),
             )
             for one in replica.stages
         )
-        return (layout.schedule, cells, len(part.micro_batches))
-
-    def _touches(self, plan: Plan, part: Part, left: Mapping[Link, float]) -> bool:
-        node_of = self._setting.cluster.node_of
-        nodes = {node_of[rank] for one in part.replicas for rank in plan.replicas[one].ranks}
-        return any(set(link) <= nodes for link in left)
+        return (layout.schedule, cells, len(part.micro_batches), near)
 
     def _ends_s(
         self, plan: Plan, health: Health

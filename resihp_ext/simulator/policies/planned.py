@@ -16,6 +16,7 @@ from itertools import pairwise
 from resihp_ext.plan.plan import Plan
 from resihp_ext.scheduler.decide import decide
 from resihp_ext.scheduler.infeasible import InfeasibleError
+from resihp_ext.scheduler.problem import Problem
 from resihp_ext.simulator.health import Health
 from resihp_ext.simulator.layout import Layout
 from resihp_ext.simulator.policy import Answer, Cause, Policy, Sense, Undone, View
@@ -50,10 +51,14 @@ class Planned(Policy):
             found = Answer(layout=held, reason=found.reason)
         return found
 
+    def problem(self, view: View, held: Layout) -> Problem:
+        """What the planner is asked."""
+        return view.setting.problem(view.health, held.plan, self.lifetime_s)
+
     def _plan(self, view: View, held: Layout) -> Answer:
         setting = view.setting
         try:
-            made = decide(setting.problem(view.health, held.plan, self.lifetime_s), self.planner)
+            made = decide(self.problem(view, held), self.planner)
         except InfeasibleError as error:
             return Answer(layout=None, undone=Undone.CHECKPOINT, reason=str(error))
         pause_s, undone = made.transition_s, Undone.NOTHING

@@ -1,0 +1,1 @@
+"""``resihp reproduce``: the paper's tables and figures, made anew and set beside its own."""
