@@ -20,7 +20,7 @@ from resihp_ext.plan.fifo import received_in_order
 from resihp_ext.plan.plan import Instance, Plan
 from resihp_ext.plan.program import Program
 
-__all__ = ["Duration", "default_duration", "one_forward_one_backward"]
+__all__ = ["Duration", "default_duration", "one_forward_one_backward", "with_transfers"]
 
 
 def one_forward_one_backward(
@@ -46,7 +46,7 @@ def one_forward_one_backward(
     end = () if forward_only else END
     program = Program(
         lists=tuple(
-            (host, (*_with_transfers(plan, order.get(host, [])), *end)) for host in plan.hosts
+            (host, (*with_transfers(plan, order.get(host, [])), *end)) for host in plan.hosts
         ),
         chunked=tuple(plan.chunks(host) for host in plan.hosts if len(plan.chunks(host)) > 1),
     )
@@ -88,7 +88,7 @@ def default_duration(plan: Plan, split_backward: bool) -> Duration:
     return duration
 
 
-def _with_transfers(plan: Plan, order: list[Task]) -> list[Action]:
+def with_transfers(plan: Plan, order: list[Task]) -> list[Action]:
     """Adds transfers around the computation of one host."""
     actions: list[Action] = []
     for kind, micro_batch, instance in order:

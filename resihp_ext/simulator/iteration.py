@@ -137,10 +137,12 @@ class Iterations:
         self, plan: Plan, health: Health
     ) -> tuple[dict[Instance, float], dict[Instance, float]]:
         """SYNC and STEP of every host; equal stages are asked once."""
-        return _Ends(self._setting, plan, health).all()
+        return Ends(self._setting, plan, health).all()
 
 
-class _Ends:
+class Ends:
+    """SYNC and STEP of a plan; equal stages are asked once."""
+
     def __init__(self, setting: Setting, plan: Plan, health: Health) -> None:
         self._setting, self._plan, self._left = setting, plan, health.left
         self._known: dict[tuple[object, ...], tuple[float, float]] = {}
