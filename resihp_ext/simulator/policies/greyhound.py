@@ -84,7 +84,7 @@ class Greyhound(Restarting):
         slow = any(rank in ranks for rank, _ in pricing.health.devices)
         return pricing.dealt(replicas) if slow else pricing.evenly(replicas)
 
-    def schedule(self, pricing: Pricing) -> Schedule:
+    def schedule(self, pricing: Pricing, plan: Plan) -> Schedule:
         """1F1B."""
         return Schedule()
 

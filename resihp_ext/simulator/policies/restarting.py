@@ -41,15 +41,16 @@ class Restarting(Policy):
         """Micro-batches of each replica."""
 
     @abstractmethod
-    def schedule(self, pricing: Pricing) -> Schedule:
-        """How steps are done on links as they are."""
+    def schedule(self, pricing: Pricing, plan: Plan) -> Schedule:
+        """How steps of a plan are done on links as they are."""
 
     @abstractmethod
     def about_slowness(self, view: View, pricing: Pricing, running: Layout) -> Answer:
         """What to do while everybody in the layout is alive."""
 
     def begin(self, setting: Setting) -> Layout:
-        return Layout(plan=setting.nominal, schedule=self.schedule(Pricing(setting, Health())))
+        pricing = Pricing(setting, Health())
+        return Layout(plan=setting.nominal, schedule=self.schedule(pricing, setting.nominal))
 
     def answer(self, view: View) -> Answer:
         running = view.layout
@@ -88,7 +89,7 @@ class Restarting(Policy):
             )
         plan = min(plans, key=pricing.iteration_s)
         return Answer(
-            layout=Layout(plan=plan, schedule=self.schedule(pricing)),
+            layout=Layout(plan=plan, schedule=self.schedule(pricing, plan)),
             pause_s=restart_s(view.setting),
             undone=Undone.CHECKPOINT,
             reason=f"started anew from the last checkpoint on {_replicas(plan)}",
@@ -104,7 +105,7 @@ class Restarting(Policy):
         if pause_s >= self.lifetime_s * (1 - then_s / now_s):
             return None
         return Answer(
-            layout=Layout(plan=plan, schedule=self.schedule(pricing)),
+            layout=Layout(plan=plan, schedule=self.schedule(pricing, plan)),
             pause_s=pause_s,
             reason=f"devices are back: saved and started anew on {_replicas(plan)}",
         )
