@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resihp_ext.plan.plan import Replica
+from resihp_ext.plan.plan import Plan, Replica
 from resihp_ext.simulator.layout import Layout, Schedule
 from resihp_ext.simulator.policies.restarting import Restarting
 from resihp_ext.simulator.policy import Answer, View
@@ -31,7 +31,7 @@ class CheckpointRestart(Restarting):
     def deal(self, pricing: Pricing, replicas: Sequence[Replica]) -> list[int]:
         return pricing.evenly(replicas)
 
-    def schedule(self, pricing: Pricing) -> Schedule:
+    def schedule(self, pricing: Pricing, plan: Plan) -> Schedule:
         return Schedule()
 
     def about_slowness(self, view: View, pricing: Pricing, running: Layout) -> Answer:
