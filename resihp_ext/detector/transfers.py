@@ -69,7 +69,7 @@ class Transfers:
         np.copyto(took_s, np.inf, where=missed)
         if self._repeated is not None:
             missed |= self._repeated
-        return took_s.min(axis=0), len(missed) - missed.sum(axis=0, dtype=np.int32)
+        return took_s.min(axis=0), len(missed) - missed.sum(axis=0, dtype=np.int64)
 
     def seconds(self, sample: Sample) -> Array:
         """Of each pair, the mean of both directions, or what tells the time of one; NaN where a

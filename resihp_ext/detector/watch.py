@@ -143,8 +143,9 @@ class Watch:
         # Links of a job are alike: what all of them do now and then, this one may do as well.
         order = (self._turn - 1 - np.arange(row, REMEMBERED)) % REMEMBERED
         others = self._past[order]
-        often = np.count_nonzero(others > bar) / max(np.count_nonzero(np.isfinite(others)), 1)
-        single = max((before.sum() + 0.5) / (len(before) + 1), often)
+        measured = max(int(np.isfinite(others).sum()), 1)
+        often = int((others > bar).sum()) / measured
+        single = max(float(before.sum() + 0.5) / (len(before) + 1), often)
         return bool(row * np.log(single) <= np.log(self._chance))
 
     def _latest(self, at: int) -> Array:

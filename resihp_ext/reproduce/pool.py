@@ -65,7 +65,7 @@ def _run(task: Task) -> Any:
 
 
 def _here(tasks: list[Task], until_s: float, done: Callable[[int], None]) -> dict[Task, Any]:
-    found = {}
+    found: dict[Task, Any] = {}
     for task in tasks:
         if time.monotonic() > until_s:
             raise _too_long(len(tasks) - len(found))

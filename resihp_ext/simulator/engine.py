@@ -10,6 +10,7 @@ Imports neither torch nor Megatron.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from math import ceil, inf
 
 import numpy as np
@@ -23,6 +24,7 @@ from resihp_ext.simulator.iteration import POOL, Iterations
 from resihp_ext.simulator.layout import Layout
 from resihp_ext.simulator.policy import Answer, Cause, Policy, Undone, View
 from resihp_ext.simulator.record import Change, Record, State, Stretch
+from resihp_ext.simulator.restart import read_s
 from resihp_ext.simulator.setting import Setting
 
 CHUNK = 128
@@ -76,6 +78,8 @@ class _Run:
         """When a validation is due."""
         self._alarm: Alarm | None = None
         self._step, self._saved, self._saved_s = 0, 0, 0.0
+        self._writing: tuple[int, float] | None = None
+        """The step of a checkpoint that is being written, and when it is whole."""
         self._slow_s = self._asked_slow_s = 0.0
         self._layout: Layout | None = policy.begin(setting)
         self._held = self._layout
@@ -149,14 +153,15 @@ class _Run:
     def _train(self, layout: Layout) -> None:
         seconds = self._seconds(layout)
         ends = self.now_s + np.cumsum(seconds)
-        limit_s = min(self._upcoming_s, self._until_s, self._due_s)
+        save_s = self._saved_s + self._setting.times.checkpoint_every_s
+        limit_s = min(self._upcoming_s, self._until_s, self._due_s, save_s)
         whole = int(np.searchsorted(ends, limit_s, side="right"))
         done = self._watch(seconds[:whole])
         if done:
             self._count(done, float(ends[done - 1]))
         if done < whole or whole == len(ends):
             return
-        self._straddle(seconds[whole], limit_s)
+        self._straddle(float(seconds[whole]))
 
     def _seconds(self, layout: Layout) -> Array:
         look = self._iterations.look(layout, self._truth).iteration_s
@@ -193,21 +198,36 @@ class _Run:
     def _save(self) -> None:
         times = self._setting.times
         if self.now_s - self._saved_s >= times.checkpoint_every_s:
+            self._saved = self._whole()
             self._spend(times.checkpoint_s, State.SAVE)
-            self._saved, self._saved_s = self._step, self.now_s
+            self._writing = self._step, self.now_s + read_s(self._setting)
+            self._saved_s = self.now_s
 
-    def _straddle(self, seconds: float, limit_s: float) -> None:
+    def _whole(self) -> int:
+        """The step of the last checkpoint that is written; as fast as it is read."""
+        if self._writing is not None and self._writing[1] <= self.now_s:
+            return self._writing[0]
+        return self._saved
+
+    def _straddle(self, seconds: float) -> None:
         """An iteration in whose midst something comes."""
-        if limit_s == self._until_s:
-            self._spend(limit_s - self.now_s, State.TRAIN)
-        elif limit_s == self._upcoming_s and self._breaks():
-            self._spend(limit_s - self.now_s, State.BROKEN)
+        end_s = self.now_s + seconds
+        break_s = min(self._break_s(end_s), self._until_s)
+        if break_s >= end_s:
+            self._count(1, end_s)
         else:
-            self._count(1, self.now_s + float(seconds))
+            state = State.TRAIN if break_s == self._until_s else State.BROKEN
+            self._spend(break_s - self.now_s, state)
 
-    def _breaks(self) -> bool:
-        one = self._happenings[self._next]
-        return any(p <= 0 and rank in self._used() for rank, p in one.p)
+    def _break_s(self, end_s: float) -> float:
+        """When a rank of the layout dies before a moment; endless: none does."""
+        used = self._used()
+        for one in islice(self._happenings, self._next, None):
+            if one.at_s >= end_s:
+                break
+            if any(p <= 0 and rank in used for rank, p in one.p):
+                return one.at_s
+        return inf
 
     # What is known.
 
@@ -284,10 +304,14 @@ class _Run:
         at_s, before, lost = self.now_s, self._number, 0
         before_s = self.record.healthy_s if self._layout is None else self._pace(self._layout)
         if answer.undone is Undone.CHECKPOINT:
+            self._saved = self._whole()
             lost = self._step - self._saved
             self._step = self.record.steps = self._saved
             self.record.redone += lost
         self._spend(answer.pause_s, State.CHANGE)
+        if answer.saved or answer.undone is Undone.CHECKPOINT:
+            self._saved, self._writing = self._step, None
+            self._saved_s = self.now_s
         self._layout = answer.layout
         self._number = -1 if answer.layout is None else self._enlist(answer.layout)
         self._held = answer.layout or self._held

@@ -79,6 +79,8 @@ class Answer:
     pause_s: float = 0.0
     """How long training stands still for the change."""
     undone: Undone = Undone.NOTHING
+    saved: bool = False
+    """Whether a checkpoint has been saved within the pause."""
     moved_bytes: int = 0
     reason: str = ""
     """One sentence."""

@@ -42,6 +42,15 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ground:
+    """What every question begins with."""
+
+    grid: Grid
+    healthy: Problem
+    hardware: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
     """One question."""
 
@@ -58,6 +67,25 @@ class Scene:
 
 def scene(settings: Settings) -> Scene:
     """Builds the question.
+
+    Raises:
+        UserError: something is missing or does not fit; one line.
+    """
+    ground = healthy_ground(settings)
+    grid, healthy = ground.grid, ground.healthy
+    p_of = damage(settings, grid.devices)
+    return Scene(
+        grid=grid,
+        healthy=healthy,
+        faulty=replace(healthy, cluster=_damaged(healthy.cluster, p_of)),
+        damage=p_of,
+        hardware=ground.hardware,
+        planner=settings.choice("planner", PLANNERS, "joint"),
+    )
+
+
+def healthy_ground(settings: Settings) -> Ground:
+    """Cluster, model, prices and layout with every device healthy.
 
     Raises:
         UserError: something is missing or does not fit; one line.
@@ -81,15 +109,7 @@ def scene(settings: Settings) -> Scene:
         current=current,
         options=Options(expected_lifetime_s=lifetime_s),
     )
-    p_of = damage(settings, grid.devices)
-    return Scene(
-        grid=grid,
-        healthy=healthy,
-        faulty=replace(healthy, cluster=_damaged(cluster, p_of)),
-        damage=p_of,
-        hardware=hardware,
-        planner=settings.choice("planner", PLANNERS, "joint"),
-    )
+    return Ground(grid=grid, healthy=healthy, hardware=hardware)
 
 
 def _damaged(cluster: Cluster, p_of: Mapping[int, float]) -> Cluster:

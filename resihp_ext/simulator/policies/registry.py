@@ -7,15 +7,28 @@ from __future__ import annotations
 
 from resihp_ext.errors import UserError
 from resihp_ext.simulator.policies.adaptra import Adaptra
+from resihp_ext.simulator.policies.checkpoint_restart import CheckpointRestart
 from resihp_ext.simulator.policies.greyhound import Greyhound
 from resihp_ext.simulator.policies.malleus import Malleus
 from resihp_ext.simulator.policies.nothing import Nothing
+from resihp_ext.simulator.policies.oobleck import Oobleck
 from resihp_ext.simulator.policies.planned import Joint, Progressive
 from resihp_ext.simulator.policies.recycle import ReCycle
 from resihp_ext.simulator.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
-    one.name: one for one in (Nothing, ReCycle, Adaptra, Greyhound, Malleus, Progressive, Joint)
+    one.name: one
+    for one in (
+        Nothing,
+        CheckpointRestart,
+        ReCycle,
+        Oobleck,
+        Adaptra,
+        Greyhound,
+        Malleus,
+        Progressive,
+        Joint,
+    )
 }
 """From the weakest to the strongest, about; each makes an object a run."""
 

@@ -107,6 +107,7 @@ class Restarting(Policy):
         return Answer(
             layout=Layout(plan=plan, schedule=self.schedule(pricing, plan)),
             pause_s=pause_s,
+            saved=True,
             reason=f"devices are back: saved and started anew on {_replicas(plan)}",
         )
 
