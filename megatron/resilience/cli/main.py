@@ -17,6 +17,7 @@ from megatron.resilience.cli.plan import plan
 from megatron.resilience.cli.receipts import receipts
 from megatron.resilience.cli.report import report as report_verb
 from megatron.resilience.cli.reproduce import reproduce
+from megatron.resilience.cli.simulate import simulate
 from resihp_ext import __version__
 from resihp_ext.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 
@@ -90,7 +91,7 @@ def profile_machine(
     run.profile(options, click.echo)
 
 
-for verb in (plan, reproduce, status, top, drain, join, receipts, report_verb):
+for verb in (plan, simulate, reproduce, status, top, drain, join, receipts, report_verb):
     resihp.add_command(verb)
 
 

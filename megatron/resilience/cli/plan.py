@@ -3,7 +3,7 @@
 Promise: neither torch nor Megatron is imported, so that the answer comes within a second.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,24 @@ def _flag(key: Key) -> Callable[[Any], Any]:
     return click.option(f"--{key.name}/--no-{key.name}", default=None, help=key.meaning + shown)
 
 
-def _all_keys(command: Callable[..., Any]) -> Callable[..., Any]:
-    for key in reversed(KEYS):
-        command = _flag(key)(command)
-    return command
+def all_keys(keys: Sequence[Key]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command a flag for every key."""
+
+    def given(command: Callable[..., Any]) -> Callable[..., Any]:
+        for key in reversed(keys):
+            command = _flag(key)(command)
+        return command
+
+    return given
+
+
+def flags_of(keys: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What was typed, by the names of the keys."""
+    return {
+        name.replace("_", "-"): _texts(value)
+        for name, value in keys.items()
+        if value is not None and value != ()
+    }
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -34,7 +48,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 @click.command()
-@_all_keys
+@all_keys(KEYS)
 @click.option(
     "--file", type=click.Path(path_type=Path), help="YAML file of the flags above; flags win."
 )
@@ -59,13 +73,8 @@ def plan(
     from resihp_ext.scheduler.infeasible import InfeasibleError
     from resihp_ext.whatif.run import EXIT_INFEASIBLE, Outputs, ask, tell
 
-    flags = {
-        name.replace("_", "-"): _texts(value)
-        for name, value in keys.items()
-        if value is not None and value != ()
-    }
     try:
-        found = ask(flags, file)
+        found = ask(flags_of(keys), file)
     except InfeasibleError as error:
         click.echo(f"error: {error}", err=True)
         return EXIT_INFEASIBLE

@@ -1,0 +1,1 @@
+"""``resihp simulate``: what a cluster, a model and their faults will make of each policy."""
