@@ -79,7 +79,12 @@ class Lineups:
         self.there = self.count([(one.p, one.node, 1) for one in alive]) | self.signs
         self.replicas = len(problem.base.replicas)
         deepest = max(len(one.stages) for one in problem.base.replicas)
-        self._deepest = min(deepest, problem.shape.num_layers)
+        # One more stage than there is: a damaged one may become two.
+        self._deepest = min(deepest + 1, problem.shape.num_layers)
+
+    def shallow(self) -> None:
+        """From now on replicas get no more stages than the deepest one has."""
+        self._deepest = max(1, self._deepest - 1)
 
     def how_many_maps(self) -> int:
         """At most so many layer maps of single replicas there are."""

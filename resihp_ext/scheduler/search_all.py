@@ -22,7 +22,7 @@ from resihp_ext.scheduler.problem import Problem
 from resihp_ext.scheduler.search_cross import CrossSearch
 from resihp_ext.scheduler.wants import ACROSS
 
-MOST = 60_000
+MOST = 200_000
 """Layer maps of all possible replicas together beyond which nothing is searched."""
 RAISE = 1.05
 """The limit grows by this factor."""
@@ -48,6 +48,8 @@ class Whole:
 
     def run(self) -> None:
         """Offers what is found; nothing if there is too much to look at."""
+        if self._lineups.how_many_maps() > MOST:
+            self._lineups.shallow()
         if self._lineups.how_many_maps() > MOST:
             return
         lineups = list(self._lineups.all(self._judge.limit_s()))

@@ -2,8 +2,9 @@
 
 A damaged stage may keep any degree that divides the model, on its own devices or on free ones:
 those on standby, those that other damaged stages give up, and those of replicas that are given up.
-It may also be left out, its layers spread over the rest of its replica. Healthy stages and healthy
-replicas stay as they are, so the search grows with the damage, not with the cluster.
+It may be split: what is left of four devices is a stage of two and another of one. It may also be
+left out, its layers spread over the rest of its replica. Healthy stages and healthy replicas stay
+as they are, so the search grows with the damage, not with the cluster.
 
 Imports neither torch nor Megatron.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 
+from resihp_ext.plan.parts import Stage
 from resihp_ext.scheduler.layouts import Layouts
 from resihp_ext.scheduler.maps import Rated, Site, Sites
 from resihp_ext.scheduler.predict import Ends
@@ -28,6 +30,10 @@ VARIANTS = 48
 """Most ways that are looked at for one replica."""
 BEAM = 48
 """Most partial layouts that are carried from replica to replica."""
+WISHES, SPLITS = 6, 2
+"""Most ways to keep a damaged stage, and to split it."""
+Stages = tuple[Choice, ...]
+"""What a stage becomes: itself, none, or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,7 @@ class NearSearch:
     def _variants(self, number: int) -> list[_Variant]:
         one = self._problem.base.replicas[number]
         options = [self._choices(number, place) for place in range(len(one.stages))]
-        intact = [rank for choice in options if len(choice) == 1 for rank in _ranks(choice[0])]
+        intact = [rank for ways in options if len(ways) == 1 for rank in _ranks(ways[0])]
         released = supply(self._problem, intact, self._levels)
         found = [_Variant((), tuple(-n for n in released), None, 0.0)]
         for choices in self._products(options):
@@ -169,7 +175,7 @@ class NearSearch:
         """Devices from elsewhere, half of those whose part of the matrices changes, and all that
         must take over the layers of a stage that is left out."""
         stages, p_of = self._problem.base.replicas[number].stages, self._problem.p_of
-        if len(choices) < len(stages):
+        if len(choices) != len(stages):
             return 2.0 * max(stage.tp for stage in stages)
         effort = 0.0
         for stage, one in zip(stages, choices, strict=True):
@@ -178,7 +184,7 @@ class NearSearch:
                 effort += max(0, one.tp - own) + (one.tp != stage.tp) * one.tp / 2
         return effort
 
-    def _products(self, options: Sequence[Sequence[Choice | None]]) -> list[tuple[Choice, ...]]:
+    def _products(self, options: Sequence[Sequence[Stages]]) -> list[Stages]:
         """Ways to choose for every stage; with much damage, only the best few for each."""
         while True:
             count = 1
@@ -190,17 +196,17 @@ class NearSearch:
             # The worst choice of a stage is its last.
             options = [c[:-1] if len(c) == longest else c for c in options]
         chosen = (
-            tuple(one for one in choices if one is not None)
-            for choices, _ in zip(product(*options), range(2 * VARIANTS), strict=False)
+            tuple(chain.from_iterable(ways))
+            for ways, _ in zip(product(*options), range(2 * VARIANTS), strict=False)
         )
         return list(dict.fromkeys(chosen))
 
-    def _choices(self, number: int, place: int) -> list[Choice | None]:
+    def _choices(self, number: int, place: int) -> list[Stages]:
         """For a damaged stage wishes, the fastest first, and to leave it out."""
         one = self._problem.base.replicas[number]
         stage = one.stages[place]
         if place not in self._damaged[number]:
-            return [stage.ranks]
+            return [(stage.ranks,)]
         alike = [x for x in self._problem.base.replicas if len(x.stages) == len(one.stages)]
         widest = max(x.stages[place].tp for x in alike)
         own = {self._problem.p_of[rank] for rank in stage.ranks}
@@ -215,8 +221,26 @@ class NearSearch:
                 for faster, other in timed
             )
         ]
-        best = [want for _, want in sorted(kept, key=lambda item: (item[0], item[1]))]
-        return [*best[:6], None] if len(one.stages) > 1 else [*best[:6]]
+        best: list[tuple[float, Stages]] = [(s, (want,)) for s, want in sorted(kept)[:WISHES]]
+        best += self._splits(stage)
+        best.sort(key=lambda item: (item[0], len(item[1])))
+        ways = [stages for _, stages in best]
+        return [*ways, ()] if len(one.stages) > 1 else ways
+
+    def _splits(self, stage: Stage) -> list[tuple[float, Stages]]:
+        """Two stages of what is left of one, each of equal devices as far as that goes; seconds of
+        a layer on both together."""
+        left = sorted((self._problem.p_of[rank] for rank in stage.ranks), reverse=True)
+        left = [p for p in left if p > 0]
+        degrees = self._problem.valid_tps(stage.tp)
+        found = []
+        for one, other in product(degrees, degrees):
+            if other > one or one + other > len(left):
+                continue
+            wants = (Want(one, left[one - 1]), Want(other, left[one + other - 1]))
+            seconds = 1 / sum(1 / self._layer_s(want) for want in wants)
+            found.append((seconds, wants))
+        return [(s, wants) for s, wants in sorted(found)[:SPLITS]]
 
     def _layer_s(self, want: Want) -> float:
         sites = (Site(want.tp, want.p, False), Site(1, 1.0, False))
@@ -230,8 +254,8 @@ class NearSearch:
         )
 
 
-def _ranks(choice: Choice | None) -> Group:
-    return choice if isinstance(choice, tuple) else ()
+def _ranks(stages: Stages) -> Group:
+    return tuple(rank for one in stages if isinstance(one, tuple) for rank in one)
 
 
 def damaged_places(problem: Problem) -> dict[int, frozenset[int]]:

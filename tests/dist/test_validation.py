@@ -71,12 +71,10 @@ def test_a_slow_device_is_measured_and_its_recovery_too(tmp_path: Path) -> None:
 def test_a_rank_that_dies_while_it_measures_is_lost_as_ever(tmp_path: Path) -> None:
     slow = f"{{at_step: {SLOW_FROM}, kind: slow, rank: {SLOW_RANK}, factor: {FACTOR}}}"
     kill = f"{{at_step: {SLOW_FROM}, phase: probe, rank: {SLOW_RANK}, kind: kill}}"
-    said, found = run_job(tmp_path, f"[{slow}, {kill}]", steps=28)
+    said, _ = run_job(tmp_path, f"[{slow}, {kill}]", steps=28)
     assert "rank 2 (node " in said
     assert "measuring it" in said
     assert "was killed by signal 9 (SIGKILL); the others go on" in said
     struck = (tmp_path / "resilience" / "faults" / "000.done").read_text()
     assert "probe" in struck
     assert "not measured any more" not in said
-    # Whoever takes its place is as slow, and is measured in its turn.
-    assert [(one["ranks"], one["verdict"]) for one in found][:1] == [([SLOW_RANK], "slow")]

@@ -123,7 +123,8 @@ class Exhaustive:
 
     def _all_lineups(self) -> Iterator[Lineup]:
         num_layers = self._problem.shape.num_layers
-        deepest = max(len(one.stages) for one in self._problem.current.replicas)
+        # One more: a damaged stage may become two.
+        deepest = 1 + max(len(one.stages) for one in self._problem.current.replicas)
         teams, number = self._teams(), 0
         for count in range(1, min(deepest, num_layers) + 1):
             maps = list(compositions(num_layers, [num_layers] * count))

@@ -6,8 +6,8 @@ Each case is a random cluster of 3 to 8 devices on one or two nodes, dead and sl
 with a model of 2 to 6 layers and 2 to 6 micro-batches. The planner's step is compared with the best
 of *all* of these, found by branch and bound, which leaves out only what a lower bound excludes:
 
-* replicas: 1 to as many as the current plan has, each with 1 to as many stages as the deepest
-  replica of the current plan;
+* replicas: 1 to as many as the current plan has, each with 1 to one more stage than the deepest
+  replica of the current plan has;
 * groups: every choice of disjoint groups of live devices whose size divides the model and is at
   most that of the largest group or node (devices of one node that are equally fast are
   interchangeable, and of those that are fast enough for a group the slowest are taken);
