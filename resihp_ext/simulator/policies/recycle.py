@@ -123,7 +123,7 @@ class ReCycle(Policy):
         ]
         schedule = self._schedule(setting)
         return Layout(
-            plan=min(plans, key=lambda p: _seconds(setting, schedule, p)), schedule=schedule
+            plan=min(plans, key=lambda p: step_seconds(setting, schedule, p)), schedule=schedule
         )
 
     def _schedule(self, setting: Setting) -> Schedule:
@@ -195,8 +195,10 @@ def _rooms(setting: Setting, ratio: float) -> tuple[tuple[tuple[int, int], int],
     return tuple(found)
 
 
-def _seconds(setting: Setting, schedule: Schedule, plan: Plan) -> float:
-    """Of one step of full micro-batches; it compares arrangements."""
-    cost = setting.cost.of_plan(plan, setting.shape, policy=setting.memory, split_backward=True)
+def step_seconds(setting: Setting, schedule: Schedule, plan: Plan) -> float:
+    """Of one step of full micro-batches, with a meeting at its end: to compare layouts."""
+    cost = setting.cost.of_plan(
+        plan, setting.shape, policy=setting.memory, split_backward=schedule.split
+    )
     program = schedule.build(plan, cost.full_micro_batch_s)
     return dry_run(program, cost.action_s).makespan

@@ -14,6 +14,7 @@ from resihp_ext.simulator.policies.nothing import Nothing
 from resihp_ext.simulator.policies.oobleck import Oobleck
 from resihp_ext.simulator.policies.planned import Joint, Progressive
 from resihp_ext.simulator.policies.recycle import ReCycle
+from resihp_ext.simulator.policies.strengthened import OobleckPlus, ReCyclePlus
 from resihp_ext.simulator.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
@@ -23,6 +24,8 @@ POLICIES: dict[str, type[Policy]] = {
         CheckpointRestart,
         ReCycle,
         Oobleck,
+        ReCyclePlus,
+        OobleckPlus,
         Adaptra,
         Greyhound,
         Malleus,
