@@ -44,16 +44,28 @@ class Look:
 class Iterations:
     """Times layouts of one setting; remembers them."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, squared: Array | None = None) -> None:
+        """Draws the iterations.
+
+        Args:
+            squared: Takes them from here instead; see :attr:`squared`.
+        """
         self._setting = setting
+        if squared is None:
+            squared = self._drawn()
+        self.squared: Array = squared
+        """Of each micro-batch of a global batch in each iteration of the pool: the sum of squared
+        segment lengths."""
+        self._known: dict[tuple[object, ...], Look] = {}
+        self._graphs: dict[tuple[object, ...], Graph] = {}
+
+    def _drawn(self) -> Array:
+        setting = self._setting
         rng = np.random.default_rng([setting.seed, 1])
         count, shape = setting.nominal.micro_batches, setting.shape
         sequences = shape.tokens // shape.seq_length
         drawn = setting.documents.squared(count * POOL * sequences, shape.seq_length, rng)
-        self.squared: Array = drawn.reshape(count, POOL, sequences).sum(axis=2)
-        """Of each micro-batch of a global batch in each iteration of the pool."""
-        self._known: dict[tuple[object, ...], Look] = {}
-        self._graphs: dict[tuple[object, ...], Graph] = {}
+        return np.asarray(drawn.reshape(count, POOL, sequences).sum(axis=2))
 
     def look(self, layout: Layout, health: Health) -> Look:
         """Times a layout.
