@@ -27,7 +27,7 @@ demo: $(STAMP)  ## train eight ranks, kill three, compare every loss
 test: $(STAMP)  ## unit and dist tests
 	@$(PYTEST) -m "(unit or dist) and not slow and not gpu" $(ARGS)
 
-test-unit: $(STAMP)  ## tests without processes of their own, under a minute
+test-unit: $(STAMP)  ## tests without processes of their own, three minutes
 	@$(PYTEST) -m "unit and not slow and not gpu" tests/unit $(ARGS)
 
 test-dist: $(STAMP)  ## tests with real processes over gloo
