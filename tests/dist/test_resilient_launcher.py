@@ -236,6 +236,8 @@ def test_the_first_workers_are_forked_where_the_script_is_known_to_allow_it(job:
     assert all(forked(pid) for pid in pids)
     assert len(job.warm(*pids)) == 1
     kill(pids[2])
+    # Until the coordinator hears of the death, all three are still its members.
+    job.wait(lambda: len(job.events(2, "armed")) == 2)
     job.whole(3)
     ((code, out, err),) = job.finish()
     assert code == 0, err

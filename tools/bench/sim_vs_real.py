@@ -36,13 +36,13 @@ from adapt import flags
 from megatron.resilience.testing.corpus import write_corpus
 from megatron.resilience.testing.slow_job import Job, Outcome, run
 from resihp_ext.emulation.scene import Scene, read_scene
+from resihp_ext.emulation.simulated import layout_of, setting_of, squares_of
 from resihp_ext.events import Event
 from resihp_ext.faults.fault import Fault, Kind, Phase
 from resihp_ext.plan.plan import Plan
 from resihp_ext.report.run import read_run
 from resihp_ext.simulator.calibrate import calibrated
 from resihp_ext.simulator.engine import simulate
-from resihp_ext.simulator.from_job import layout_of, setting_of, squares_of
 from resihp_ext.simulator.health import Health
 from resihp_ext.simulator.iteration import Iterations
 from resihp_ext.simulator.policies.planned import Joint

@@ -7,13 +7,13 @@ import pytest
 from resihp_ext.cost.cost_model import preset
 from resihp_ext.emulation.prices import Prices
 from resihp_ext.emulation.scene import Scene, scene_from_yaml
+from resihp_ext.emulation.simulated import LOCAL, layout_of, setting_of, squares_of
 from resihp_ext.errors import UserError
 from resihp_ext.plan.action import Action, Kind
 from resihp_ext.plan.dry_run import dry_run
 from resihp_ext.plan.plan import uniform_plan
 from resihp_ext.plan.schedule import one_forward_one_backward
 from resihp_ext.simulator.calibrate import calibrated
-from resihp_ext.simulator.from_job import LOCAL, layout_of, setting_of, squares_of
 from resihp_ext.simulator.health import Health
 from resihp_ext.simulator.iteration import POOL, Iterations
 
